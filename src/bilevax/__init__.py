@@ -1,0 +1,34 @@
+"""Bilevel optimisation with linearly constrained lower levels: certified answers, on JAX."""
+
+from bilevax.certificate import Certificate, certify
+from bilevax.coupling import AffineCoupling, LinearCoupling
+from bilevax.driver import Progress, RunResult, run, solve
+from bilevax.lower_level import LowerSolution, solve_lower_level
+from bilevax.problem import BilevelProblem
+from bilevax.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex
+from bilevax.solution import Solution, Status
+from bilevax.solvers.sflcb import SFLCB
+
+__all__ = [
+    "SFLCB",
+    "AffineCoupling",
+    "Ball",
+    "BilevelProblem",
+    "Box",
+    "Certificate",
+    "Free",
+    "LinearCoupling",
+    "LowerSolution",
+    "NonNegative",
+    "Polyhedron",
+    "Product",
+    "Progress",
+    "RunResult",
+    "Simplex",
+    "Solution",
+    "Status",
+    "certify",
+    "run",
+    "solve",
+    "solve_lower_level",
+]

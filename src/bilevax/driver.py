@@ -1,0 +1,358 @@
+"""`solve`, the front door, and `run`, its pure twin for ``jit`` and ``vmap``.
+
+The loop runs in one compiled program, in chunks: whole blocks of steps, a stopping test after each block. Between chunks
+the host looks at the clock, records the history, calls back and writes checkpoints. Blocks always end at multiples
+of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree
+
+from bilevax import _trees, checkpoints
+from bilevax.certificate import Certificate, certify
+from bilevax.lower_level import solve_lower_level
+from bilevax.problem import BilevelProblem, place, validate
+from bilevax.solution import Solution, Status
+from bilevax.solvers.base import AbstractSolver, Iterate
+
+# An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
+_DIVERGENCE_FACTOR = 1e12
+
+
+class Progress(NamedTuple):
+    """Where a run stands; what callbacks see, together with the point."""
+
+    steps: int
+    time: float
+    x: PyTree
+    y: PyTree
+    residuals: dict[str, float]
+
+
+class RunResult(NamedTuple):
+    """What `run` returns: arrays only, so that it may be batched."""
+
+    x: PyTree
+    y: PyTree
+    multipliers: PyTree
+    steps: Int[Array, ""]
+    converged: Bool[Array, ""]
+    diverged: Bool[Array, ""]
+    residuals: dict[str, Array]
+    state: Any
+
+
+class _Loop(NamedTuple):
+    state: Any
+    steps: Any
+    converged: Any
+    diverged: Any
+    residuals: dict[str, Any]
+
+
+def solve(
+    problem: BilevelProblem,
+    x0: PyTree,
+    *,
+    y0: PyTree = None,
+    solver: AbstractSolver | None = None,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    max_steps: int | None = None,
+    time_limit: float | None = None,
+    callback: Callable[[Progress], bool | None] | None = None,
+    progress: bool | None = None,
+    checkpoint: Any = None,
+    resume: Any = None,
+    warm_start: Any = None,
+    throw: bool = False,
+    dtype: Any = np.float64,
+) -> Solution:
+    """Solve a bilevel problem and certify the answer.
+
+    Parameters
+    ----------
+    problem
+        What to solve.
+    x0
+        The start, a number, an array or a pytree; it gives x its structure, and is projected onto X.
+    y0
+        The lower level's start; y*(x0), solved exactly, when absent.
+    solver
+        A solver object such as ``SFLCB(...)``.
+    rtol, atol
+        Tolerances of the solver's stopping test; the certificate's stationarity has to be at most ``rtol``.
+    max_steps, time_limit
+        Limits: steps (the solver's own default when absent) and seconds.
+    callback
+        Called between chunks with a `Progress`; returning True stops the run.
+    progress
+        Whether to show a live line; by default only where standard error is a terminal.
+    checkpoint, resume
+        Paths: where to write the state between chunks, and from which file to go on, to the same answer bit for bit.
+    warm_start
+        A previous `Solution` of a problem of the same shapes, to go on from its state.
+    throw
+        Whether to raise a `RuntimeError` instead of returning an answer without success.
+    dtype
+        Precision of the run, float64 by default whatever JAX's global setting; the certificate is always float64.
+
+    Returns
+    -------
+    Solution
+        With ``success`` true only when the run converged and the certificate confirms the answer.
+
+    Raises
+    ------
+    ValueError
+        If the problem or an argument is wrong; it says what came and what was expected.
+    """
+    began = time.monotonic()
+    _check_arguments(rtol, atol, max_steps, time_limit)
+    with jax.enable_x64(True):
+        x, y_like, y = validate(problem, x0, y0, dtype)
+        if solver is None:
+            raise ValueError("solver: the tuning-free default does not exist yet; expected a solver such as SFLCB(...).")
+        if not isinstance(solver, AbstractSolver):
+            raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
+        solver.check(problem)
+        limit = solver.default_max_steps if max_steps is None else int(max_steps)
+        placed, method = place(problem, dtype), place_solver(solver, dtype)
+        x = placed.x_set.project(x)
+        loop = _start(problem, placed, method, x, y_like, y, warm_start, rtol, atol, dtype)
+        if resume is not None:
+            loop = checkpoints.load(resume, loop, problem, solver)
+        loop, ended, history = _drive(placed, method, loop, limit, rtol, atol, began, time_limit, callback, progress, checkpoint)
+        point = method.iterate(loop.state)
+        certificate = certify(problem, point.x, point.y, delta=getattr(solver, "delta", None))
+        solution = _conclude(problem, solver, loop, ended, certificate, history, rtol, began)
+    if throw and not solution.success:
+        raise RuntimeError(f"{solution.status}: {solution.message}")
+    return solution
+
+
+def run(
+    problem: BilevelProblem,
+    x0: PyTree,
+    *,
+    y0: PyTree = None,
+    solver: AbstractSolver,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    max_steps: int | None = None,
+) -> RunResult:
+    """Run a solver as a pure function of arrays, without host work: no certificate, no clock, no callback.
+
+    It runs in the precision of x0 under JAX's current settings, and may be transformed by ``jit`` and ``vmap``. The
+    lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
+    """
+    dtype = jnp.result_type(float)
+    x, y_like, y = validate(problem, x0, y0, dtype)
+    solver.check(problem)
+    placed, method = place(problem, dtype), place_solver(solver, dtype)
+    x = placed.x_set.project(x)
+    if y is None:
+        y = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), y_like)
+    limit = solver.default_max_steps if max_steps is None else max_steps
+    loop = _first(placed, method, x, placed.y_set.project(y), rtol, atol)
+    loop = _advance(placed, method, loop, limit, rtol, atol)
+    point = method.iterate(loop.state)
+    return RunResult(
+        x=point.x,
+        y=point.y,
+        multipliers=problem.unwrap_rows(point.multipliers),
+        steps=loop.steps,
+        converged=loop.converged,
+        diverged=loop.diverged,
+        residuals=loop.residuals,
+        state=loop.state,
+    )
+
+
+def place_solver(solver: AbstractSolver, dtype: Any) -> AbstractSolver:
+    """Return the solver with its parameters on the device in ``dtype``."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if isinstance(leaf, np.ndarray) else leaf, solver)
+
+
+@eqx.filter_jit
+def _first(problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree, rtol: Any, atol: Any) -> _Loop:
+    return _look(problem, solver, solver.init(problem, x, y), rtol, atol)
+
+
+@eqx.filter_jit
+def _look(problem: BilevelProblem, solver: AbstractSolver, state: Any, rtol: Any, atol: Any) -> _Loop:
+    done, residuals = solver.terminate(problem, state, rtol, atol)
+    return _Loop(state, jnp.zeros((), int), done, jnp.logical_not(_trees.all_finite(state)), residuals)
+
+
+@eqx.filter_jit
+def _advance(problem: BilevelProblem, solver: AbstractSolver, loop: _Loop, limit: Any, rtol: Any, atol: Any) -> _Loop:
+    """Run to ``limit`` steps or until the stopping test holds, in blocks of ``check_every``."""
+    block = solver.check_every
+    bound = _DIVERGENCE_FACTOR * (1 + _trees.max_abs(loop.state))
+    step = lambda _, state: solver.step(problem, state)
+
+    def look(before: _Loop, state: Any, count: Any) -> _Loop:
+        sane = _trees.all_finite(state) & (_trees.max_abs(state) <= bound)
+        # After a divergence the last sane state is kept: it can be looked at, NaN cannot.
+        state = jax.tree.map(lambda new, old: jnp.where(sane, new, old), state, before.state)
+        done, residuals = solver.terminate(problem, state, rtol, atol)
+        return _Loop(state, before.steps + jnp.where(sane, count, 0), done & sane, ~sane, residuals)
+
+    def proceed(loop: _Loop) -> Any:
+        return (loop.steps + block <= limit) & ~loop.converged & ~loop.diverged
+
+    # The block length is static: under vmap a trip count that differs between members would make every step masked.
+    loop = jax.lax.while_loop(proceed, lambda loop: look(loop, jax.lax.fori_loop(0, block, step, loop.state), block), loop)
+    rest = jnp.where(loop.converged | loop.diverged, 0, jnp.clip(limit - loop.steps, 0, block))
+    finished = look(loop, jax.lax.fori_loop(0, rest, step, loop.state), rest)
+    return jax.tree.map(lambda new, old: jnp.where(rest > 0, new, old), finished, loop)
+
+
+def _start(
+    problem: BilevelProblem,
+    placed: BilevelProblem,
+    solver: AbstractSolver,
+    x: PyTree,
+    y_like: PyTree,
+    y: PyTree | None,
+    warm_start: Any,
+    rtol: float,
+    atol: float,
+    dtype: Any,
+) -> _Loop:
+    if warm_start is not None:
+        state = warm_start.state if isinstance(warm_start, Solution) else warm_start
+        wanted = jax.eval_shape(solver.init, placed, x, _trees.zeros(y_like))
+        if jax.tree.structure(state) != jax.tree.structure(wanted) or not jax.tree.all(
+            jax.tree.map(lambda a, b: np.shape(a) == b.shape, state, wanted)
+        ):
+            raise ValueError("warm_start: expected a Solution of the same solver and of a problem with the same shapes.")
+        return _look(placed, solver, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), state), rtol, atol)
+    if y is None:
+        exact = solve_lower_level(problem, x, y_like)
+        y = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), exact.y)
+    return _first(placed, solver, x, placed.y_set.project(y), rtol, atol)
+
+
+def _drive(
+    problem: BilevelProblem,
+    solver: AbstractSolver,
+    loop: _Loop,
+    limit: int,
+    rtol: float,
+    atol: float,
+    began: float,
+    time_limit: float | None,
+    callback: Callable[[Progress], bool | None] | None,
+    progress: bool | None,
+    checkpoint: Any,
+) -> tuple[_Loop, Status | None, dict[str, np.ndarray]]:
+    """Advance in chunks of about a quarter of a second until something ends the run."""
+    show = sys.stderr.isatty() if progress is None else progress
+    watched = time_limit is not None or callback is not None or checkpoint is not None or show
+    chunk = solver.check_every if watched else limit
+    records, ended = [_record(loop, began)], None
+    try:
+        while not (bool(loop.converged) or bool(loop.diverged) or int(loop.steps) >= limit):
+            tick = time.monotonic()
+            if time_limit is not None and tick - began >= time_limit:
+                ended = Status.TIME_LIMIT
+                break
+            stop = min(limit, int(loop.steps) + chunk)
+            loop = jax.block_until_ready(_advance(problem, solver, loop, stop, rtol, atol))
+            taken = time.monotonic() - tick
+            records.append(_record(loop, began))
+            if show:
+                print(f"\r{_line(records[-1], limit)}", end="", file=sys.stderr, flush=True)
+            if checkpoint is not None:
+                checkpoints.save(checkpoint, loop, problem, solver)
+            if callback is not None and callback(_progress(solver.iterate(loop.state), records[-1])):
+                ended = Status.CALLBACK
+                break
+            if taken < 0.1:
+                chunk *= 2
+            elif taken > 0.5:
+                chunk = max(solver.check_every, chunk // 4 * 2 // solver.check_every * solver.check_every)
+    except KeyboardInterrupt:
+        ended = Status.INTERRUPTED
+    if show:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    history = {key: np.array([record[key] for record in records]) for key in records[0]}
+    return loop, ended, history
+
+
+def _record(loop: _Loop, began: float) -> dict[str, Any]:
+    residuals = {name: float(value) for name, value in loop.residuals.items()}
+    return {"step": int(loop.steps), "time": time.monotonic() - began, **residuals}
+
+
+def _progress(point: Iterate, record: dict[str, Any]) -> Progress:
+    residuals = {key: value for key, value in record.items() if key not in ("step", "time")}
+    return Progress(record["step"], record["time"], point.x, point.y, residuals)
+
+
+def _line(record: dict[str, Any], limit: int) -> str:
+    numbers = "  ".join(f"{key} {value:.3g}" for key, value in record.items() if key not in ("step", "time"))
+    return f"step {record['step']}/{limit}  {record['time']:.1f} s  {numbers}"[:118]
+
+
+def _conclude(
+    problem: BilevelProblem,
+    solver: AbstractSolver,
+    loop: _Loop,
+    ended: Status | None,
+    certificate: Certificate,
+    history: dict[str, np.ndarray],
+    rtol: float,
+    began: float,
+) -> Solution:
+    status = _status(loop, ended, certificate, rtol)
+    stats = {"solver": type(solver).__name__, "steps": int(loop.steps), "time": time.monotonic() - began}
+    numbers = (
+        f"value {certificate.value:.6g}, stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "
+        f"lower-level infeasibility {certificate.lower_infeasibility:.2g}, after {stats['steps']} steps."
+    )
+    return Solution(
+        x=jax.tree.map(np.asarray, solver.iterate(loop.state).x),
+        y=certificate.y,
+        value=certificate.value,
+        multipliers=certificate.multipliers,
+        status=status,
+        success=status is Status.CONVERGED,
+        message=f"{status.value} ({numbers})",
+        certificate=certificate,
+        history=history,
+        stats=stats,
+        state=jax.tree.map(np.asarray, loop.state),
+    )
+
+
+def _status(loop: _Loop, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
+    if bool(loop.diverged):
+        return Status.DIVERGED
+    if certificate.failure is not None:
+        return certificate.failure
+    if ended is not None:
+        return ended
+    if not bool(loop.converged):
+        return Status.MAX_STEPS
+    return Status.CONVERGED if certificate.confirms(rtol) else Status.ALMOST_SOLVED
+
+
+def _check_arguments(rtol: float, atol: float, max_steps: int | None, time_limit: float | None) -> None:
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not (np.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a number >= 0, got {value}.")
+    if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 0):
+        raise ValueError(f"max_steps: expected a whole number >= 0, got {max_steps!r}.")
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit: expected a number of seconds > 0, got {time_limit}.")

@@ -1,0 +1,342 @@
+"""Simple convex sets for x and y: each knows its projection, and its description as rows for exact solvers."""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import PyTree
+
+from bilevax import _trees
+from bilevax.convex import Ball as BallConstraint
+from bilevax.convex import Constraints, Objective, minimise
+from bilevax.operators import LinearMap, as_linear_map
+
+
+class SetRows(NamedTuple):
+    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls."""
+
+    matrix: sp.csr_matrix
+    lower: np.ndarray
+    upper: np.ndarray
+    balls: tuple[BallConstraint, ...] = ()
+
+
+class ConvexSet(eqx.Module):
+    """A closed convex set with a cheap projection."""
+
+    @abc.abstractmethod
+    def project(self, value: PyTree) -> PyTree:
+        """Return the nearest point of the set, in the structure of ``value``."""
+
+    @abc.abstractmethod
+    def rows(self, like: PyTree) -> SetRows:
+        """Describe the set by rows and balls on the flattened variable."""
+
+    @abc.abstractmethod
+    def check(self, like: PyTree, name: str) -> None:
+        """Raise a `ValueError` if the set does not fit a variable shaped like ``like``."""
+
+    def like(self) -> PyTree | None:
+        """Return the shapes of the variable where the set itself tells them, else None."""
+        return None
+
+
+def _no_rows(size: int) -> SetRows:
+    return SetRows(sp.csr_matrix((0, size)), np.zeros(0), np.zeros(0))
+
+
+class Free(ConvexSet):
+    """The whole space."""
+
+    def project(self, value: PyTree) -> PyTree:
+        return value
+
+    def rows(self, like: PyTree) -> SetRows:
+        return _no_rows(_trees.size(like))
+
+    def check(self, like: PyTree, name: str) -> None:
+        pass
+
+
+class Box(ConvexSet):
+    """All v with ``lower <= v <= upper``; infinite bounds are absent ones.
+
+    Parameters
+    ----------
+    lower, upper
+        A number, an array that broadcasts to the variable, or a pytree of them with the variable's structure.
+    """
+
+    lower: PyTree
+    upper: PyTree
+
+    def __init__(self, lower: PyTree, upper: PyTree):
+        self.lower = jax.tree.map(_trees.host_floats, lower)
+        self.upper = jax.tree.map(_trees.host_floats, upper)
+
+    def __check_init__(self):
+        for side, bound in (("lower", self.lower), ("upper", self.upper)):
+            for leaf in jax.tree.leaves(bound):
+                if _trees.is_concrete(leaf) and np.isnan(leaf).any():
+                    raise ValueError(f"Box: expected numbers (or infinities) for {side}, got NaN.")
+        if jax.tree.structure(self.lower) == jax.tree.structure(self.upper):
+            for low, high in zip(jax.tree.leaves(self.lower), jax.tree.leaves(self.upper), strict=True):
+                if _trees.is_concrete(low) and _trees.is_concrete(high) and np.any(low > high):
+                    raise ValueError(f"Box: expected lower <= upper, got {_first_pair(low, high)}.")
+
+    def project(self, value: PyTree) -> PyTree:
+        low, high = _spread(self.lower, value), _spread(self.upper, value)
+        return jax.tree.map(lambda v, a, b: jnp.clip(v, a, b), value, low, high)
+
+    def rows(self, like: PyTree) -> SetRows:
+        low, high = self._bounds(like)
+        bounded = np.flatnonzero(np.isfinite(low) | np.isfinite(high))
+        return SetRows(sp.eye(len(low), format="csr")[bounded], low[bounded], high[bounded])
+
+    def _bounds(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:
+        full = [
+            jax.tree.map(lambda leaf, bound: np.broadcast_to(bound, leaf.shape), like, _spread(side, like))
+            for side in (self.lower, self.upper)
+        ]
+        return _trees.flatten_host(full[0]), _trees.flatten_host(full[1])
+
+    def check(self, like: PyTree, name: str) -> None:
+        for side, bound in (("lower", self.lower), ("upper", self.upper)):
+            try:
+                spread = _spread(bound, like)
+                jax.tree.map(lambda leaf, b: np.broadcast_to(np.empty(b.shape), leaf.shape), like, spread)
+            except ValueError:
+                raise ValueError(
+                    f"{name}: the box's {side} bound is {_trees.describe(bound)}, "
+                    f"which does not broadcast to the variable, {_trees.describe(like)}."
+                ) from None
+        low, high = self._bounds(like) if all(map(_trees.is_concrete, jax.tree.leaves(self))) else (0.0, 0.0)
+        if np.any(np.asarray(low) > np.asarray(high)):
+            raise ValueError(f"{name}: expected lower <= upper, got {_first_pair(low, high)}.")
+
+    def like(self) -> PyTree | None:
+        low = jax.tree.leaves(self.lower)
+        if jax.tree.structure(self.lower) != jax.tree.structure(self.upper) or all(leaf.ndim == 0 for leaf in low):
+            return None
+        return jax.tree.map(
+            lambda a, b: jax.ShapeDtypeStruct(np.broadcast_shapes(a.shape, b.shape), np.float64), self.lower, self.upper
+        )
+
+
+class NonNegative(Box):
+    """All v >= 0."""
+
+    def __init__(self):
+        super().__init__(0.0, np.inf)
+
+
+class Simplex(ConvexSet):
+    """All v >= 0 whose entries add up to ``total``."""
+
+    total: Any
+
+    def __init__(self, total: Any = 1.0):
+        self.total = _trees.host_floats(total)
+
+    def __check_init__(self):
+        if self.total.ndim or (_trees.is_concrete(self.total) and not 0 < self.total < np.inf):
+            raise ValueError(f"Simplex: expected a positive number for total, got {self.total}.")
+
+    def project(self, value: PyTree) -> PyTree:
+        flat = _trees.flatten(value)
+        ordered = jnp.sort(flat)[::-1]
+        # The largest k for which the k biggest entries stay positive after the common shift.
+        shifts = (jnp.cumsum(ordered) - self.total) / jnp.arange(1, flat.shape[0] + 1)
+        count = jnp.sum(ordered > shifts)
+        return _trees.unflatten(jnp.maximum(flat - shifts[count - 1], 0.0), value)
+
+    def rows(self, like: PyTree) -> SetRows:
+        size, total = _trees.size(like), float(self.total)
+        matrix = sp.vstack([sp.csr_matrix(np.ones((1, size))), sp.eye(size)], format="csr")
+        return SetRows(matrix, np.r_[total, np.zeros(size)], np.r_[total, np.full(size, np.inf)])
+
+    def check(self, like: PyTree, name: str) -> None:
+        if _trees.size(like) == 0:
+            raise ValueError(f"{name}: a simplex needs at least one entry, got {_trees.describe(like)}.")
+
+
+class Ball(ConvexSet):
+    """All v with ``|v - center| <= radius`` (Euclidean, over all entries)."""
+
+    radius: Any
+    center: PyTree
+
+    def __init__(self, radius: Any, center: PyTree = 0.0):
+        self.radius = _trees.host_floats(radius)
+        self.center = jax.tree.map(_trees.host_floats, center)
+
+    def __check_init__(self):
+        if self.radius.ndim or (_trees.is_concrete(self.radius) and not 0 < self.radius < np.inf):
+            raise ValueError(f"Ball: expected a positive number for radius, got {self.radius}.")
+        if any(_trees.is_concrete(c) and not np.isfinite(c).all() for c in jax.tree.leaves(self.center)):
+            raise ValueError("Ball: expected a finite center, got NaN or infinity.")
+
+    def project(self, value: PyTree) -> PyTree:
+        center = _spread(self.center, value)
+        offset = jax.tree.map(lambda v, c: v - c, value, center)
+        square = _trees.dot(offset, offset)
+        outside = square > self.radius**2
+        # The double `where` keeps the derivative finite at the center.
+        scale = jnp.where(outside, self.radius / jnp.sqrt(jnp.where(outside, square, 1.0)), 1.0)
+        return jax.tree.map(lambda v, c, o: jnp.where(outside, c + scale * o, v), value, center, offset)
+
+    def rows(self, like: PyTree) -> SetRows:
+        size = _trees.size(like)
+        center = jax.tree.map(lambda leaf, c: np.broadcast_to(c, leaf.shape), like, _spread(self.center, like))
+        ball = BallConstraint(np.arange(size), _trees.flatten_host(center), float(self.radius))
+        return _no_rows(size)._replace(balls=(ball,))
+
+    def check(self, like: PyTree, name: str) -> None:
+        try:
+            spread = _spread(self.center, like)
+            jax.tree.map(lambda leaf, c: np.broadcast_to(np.empty(c.shape), leaf.shape), like, spread)
+        except ValueError:
+            raise ValueError(
+                f"{name}: the ball's center is {_trees.describe(self.center)}, "
+                f"which does not broadcast to the variable, {_trees.describe(like)}."
+            ) from None
+
+
+class Polyhedron(ConvexSet):
+    """All v with ``lower <= A v <= upper``, A acting on the flattened variable.
+
+    Its projection is a quadratic program solved exactly on the host, also from within compiled code: correct
+    everywhere, but slower than the other sets inside first-order loops.
+    """
+
+    A: LinearMap
+    lower: np.ndarray
+    upper: np.ndarray
+
+    def __init__(self, A: Any, lower: Any = -np.inf, upper: Any = np.inf):
+        self.A = as_linear_map(A, "Polyhedron: A")
+        count = self.A.shape[0]
+        self.lower = _row_bound(lower, count, "Polyhedron: lower")
+        self.upper = _row_bound(upper, count, "Polyhedron: upper")
+
+    def __check_init__(self):
+        if np.any(self.lower > self.upper):
+            raise ValueError(f"Polyhedron: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
+
+    def project(self, value: PyTree) -> PyTree:
+        flat = _trees.flatten(value)
+        if _trees.is_concrete(flat):
+            nearest = jnp.asarray(self._nearest(np.asarray(flat)), flat.dtype)
+        else:
+            shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
+            host = lambda v: self._nearest(np.asarray(v)).astype(v.dtype)
+            nearest = jax.pure_callback(host, shape, flat, vmap_method="sequential")
+        return _trees.unflatten(nearest, value)
+
+    def _nearest(self, point: np.ndarray) -> np.ndarray:
+        point = point.astype(np.float64)
+        matrix, lower, upper, _ = self.rows(point)
+        image = matrix @ point
+        if np.all((image >= lower) & (image <= upper)):
+            return point
+        identity = sp.eye(len(point), format="csc")
+        distance = Objective(
+            value=lambda v: 0.5 * float((v - point) @ (v - point)),
+            gradient=lambda v: v - point,
+            hessian=lambda v: identity,
+        )
+        return minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point).y
+
+    def rows(self, like: PyTree) -> SetRows:
+        return SetRows(self.A.to_scipy(), self.lower, self.upper)
+
+    def check(self, like: PyTree, name: str) -> None:
+        if self.A.shape[1] != _trees.size(like):
+            raise ValueError(
+                f"{name}: the polyhedron's A has {self.A.shape[1]} columns, "
+                f"but the variable, {_trees.describe(like)}, has {_trees.size(like)} entries."
+            )
+
+    def like(self) -> PyTree | None:
+        return jax.ShapeDtypeStruct((self.A.shape[1],), np.float64)
+
+
+class Product(ConvexSet):
+    """One set for each leaf of the variable, in a pytree of the variable's structure.
+
+    Examples
+    --------
+    >>> shares_and_flows = Product({"share": Box(0.0, 1.0), "flow": NonNegative()})
+    """
+
+    sets: PyTree
+
+    def __check_init__(self):
+        for leaf in self._leaves():
+            if not isinstance(leaf, ConvexSet):
+                raise ValueError(f"Product: expected a pytree of sets, got a leaf of type {type(leaf).__name__}.")
+
+    def _leaves(self) -> list[ConvexSet]:
+        return jax.tree.leaves(self.sets, is_leaf=_is_set)
+
+    def project(self, value: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(value)
+        projected = [part.project(leaf) for part, leaf in zip(self._leaves(), leaves, strict=True)]
+        return jax.tree.unflatten(structure, projected)
+
+    def rows(self, like: PyTree) -> SetRows:
+        parts, balls, start = [], [], 0
+        for part, leaf in zip(self._leaves(), jax.tree.leaves(like), strict=True):
+            rows = part.rows(leaf)
+            parts.append(rows)
+            balls += [BallConstraint(ball.index + start, ball.center, ball.radius) for ball in rows.balls]
+            start += _trees.size(leaf)
+        return SetRows(
+            sp.block_diag([rows.matrix for rows in parts], format="csr"),
+            np.concatenate([rows.lower for rows in parts]),
+            np.concatenate([rows.upper for rows in parts]),
+            tuple(balls),
+        )
+
+    def check(self, like: PyTree, name: str) -> None:
+        found, wanted = jax.tree.structure(self.sets, is_leaf=_is_set), jax.tree.structure(like)
+        if found != wanted:
+            raise ValueError(f"{name}: the product's sets have structure {found}, the variable has {wanted}.")
+        for index, (part, leaf) in enumerate(zip(self._leaves(), jax.tree.leaves(like), strict=True)):
+            part.check(leaf, f"{name}, leaf {index}")
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, ConvexSet)
+
+
+def _spread(bound: PyTree, like: PyTree) -> PyTree:
+    """Return ``bound`` with the structure of ``like``; a single array serves every leaf."""
+    structure = jax.tree.structure(like)
+    if jax.tree.structure(bound) == structure:
+        return bound
+    leaves = jax.tree.leaves(bound)
+    if len(leaves) != 1 or jax.tree.structure(bound) != jax.tree.structure(0):
+        raise ValueError("structures differ")
+    return jax.tree.unflatten(structure, leaves * structure.num_leaves)
+
+
+def _row_bound(bound: Any, count: int, name: str) -> np.ndarray:
+    array = _trees.host_floats(bound)
+    try:
+        array = np.broadcast_to(array, (count,)) if _trees.is_concrete(array) else jnp.broadcast_to(array, (count,))
+    except ValueError:
+        raise ValueError(f"{name}: expected a number or {count} numbers, got shape {array.shape}.") from None
+    if _trees.is_concrete(array) and np.isnan(array).any():
+        raise ValueError(f"{name}: expected numbers (or infinities), got NaN.")
+    return array  # type: ignore[return-value]
+
+
+def _first_pair(low: Any, high: Any) -> str:
+    low, high = np.broadcast_arrays(low, high)
+    index = np.flatnonzero((low > high).ravel())[0]
+    return f"lower {low.ravel()[index]:g} > upper {high.ravel()[index]:g} at entry {index}"

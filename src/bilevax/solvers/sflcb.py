@@ -1,0 +1,162 @@
+"""SFLCB, the paper's Algorithm 1: one gradient step on everything, every time."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from bilevax import _trees
+from bilevax.problem import BilevelProblem
+from bilevax.solvers.base import AbstractSolver, Iterate
+
+
+class SFLCBState(NamedTuple):
+    """The variables of Algorithm 1; slacks in the units of the rows (the paper's alpha is ``s_y - upper``)."""
+
+    x: PyTree
+    y: PyTree
+    z: PyTree
+    s_y: tuple[PyTree, ...]
+    s_z: tuple[PyTree, ...]
+    u: tuple[PyTree, ...]
+    v: tuple[PyTree, ...]
+
+
+class SFLCB(AbstractSolver):
+    """Single-loop first-order method (Shen et al. 2025) for strongly convex g; no guarantee beyond the step-size theory.
+
+    It descends in x, y and the slack s_y, and ascends in z, s_z, on the augmented Lagrangian
+
+        K = delta f(x, y) + g(x, y) - g(x, z) + u'(h(x, y) - s_y) - v'(h(x, z) - s_z)
+            + rho1/2 |h(x, y) - s_y|^2 - rho2/2 |h(x, z) - s_z|^2
+
+    in the order printed: u and v first, then x, (y, s_y), (z, s_z) from the old point and the new multipliers. Slacks
+    are clipped to [lower, upper], which covers inequality, equality and range rows alike.
+
+    Parameters
+    ----------
+    delta
+        The penalty: the smaller, the closer Phi_delta is to Phi, and the slower the method.
+    rho1, rho2
+        Augmentation of the y and of the z system.
+    eta_x, eta_y, eta_z, eta_u, eta_v
+        Step sizes. ``SFLCB.from_theory`` computes those of the theorems.
+    """
+
+    delta: Any
+    rho1: Any
+    rho2: Any
+    eta_x: Any
+    eta_y: Any
+    eta_z: Any
+    eta_u: Any
+    eta_v: Any
+
+    default_max_steps: ClassVar[int] = 100_000
+
+    def __init__(
+        self,
+        delta: float = 0.1,
+        rho1: float = 1.0,
+        rho2: float = 1.0,
+        eta_x: float = 0.01,
+        eta_y: float = 0.01,
+        eta_z: float = 0.01,
+        eta_u: float = 0.01,
+        eta_v: float = 0.01,
+    ):
+        values = dict(
+            delta=delta, rho1=rho1, rho2=rho2, eta_x=eta_x, eta_y=eta_y, eta_z=eta_z, eta_u=eta_u, eta_v=eta_v
+        )
+        for name, value in values.items():
+            value = _trees.host_floats(value)
+            smallest_allowed = "a number >= 0" if name.startswith("rho") else "a number > 0"
+            if _trees.is_concrete(value) and not (value >= 0 if name.startswith("rho") else value > 0).all():
+                raise ValueError(f"SFLCB: expected {smallest_allowed} for {name}, got {value}.")
+            setattr(self, name, value)
+
+    def init(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> SFLCBState:
+        rows = problem.rows(x, y)
+        slack = _clip_rows(problem, rows, rows)
+        zero = jax.tree.map(jnp.zeros_like, rows)
+        return SFLCBState(x, y, y, slack, slack, zero, zero)
+
+    def step(self, problem: BilevelProblem, state: SFLCBState) -> SFLCBState:
+        x, y, z, s_y, s_z, u, v = state
+        rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
+        residual_y, residual_z = _trees.subtract(rows_y, s_y), _trees.subtract(rows_z, s_z)
+        u = _trees.add_scaled(u, self.eta_u, residual_y)
+        v = _trees.add_scaled(v, self.eta_v, residual_z)
+        # The multipliers that act on (x, y, s_y) and (x, z, s_z): the derivative of K in the rows.
+        force_y = _trees.add_scaled(u, self.rho1, residual_y)
+        force_z = _trees.add_scaled(v, self.rho2, residual_z)
+        grad_x, grad_y, grad_z = _gradients_of_k(problem, self.delta, x, y, z, force_y, force_z)
+        return SFLCBState(
+            x=problem.x_set.project(_trees.add_scaled(x, -self.eta_x, grad_x)),
+            y=problem.y_set.project(_trees.add_scaled(y, -self.eta_y, grad_y)),
+            z=problem.y_set.project(_trees.add_scaled(z, self.eta_z, grad_z)),
+            s_y=_clip_rows(problem, rows_y, _trees.add_scaled(s_y, self.eta_y, force_y)),
+            s_z=_clip_rows(problem, rows_z, _trees.add_scaled(s_z, self.eta_z, force_z)),
+            u=u,
+            v=v,
+        )
+
+    def terminate(
+        self, problem: BilevelProblem, state: SFLCBState, rtol: Any, atol: Any
+    ) -> tuple[Array, dict[str, Array]]:
+        """Test the KKT systems of y and z, and the projected gradient of Phi_delta.
+
+        With residuals in the largest-entry norm it stops when all of these hold:
+
+            |h(x, y) - s_y|                               <= atol + rtol (1 + |h(x, y)|)     (and with z, s_z)
+            |y - P_Y(y - grad_y (delta f + g) - A'u)|     <= atol + rtol (1 + |A'u| + |grad_y g|)   (and with z, v)
+            |s_y - clip(s_y + u, lower, upper)|           <= atol + rtol (1 + |u|)           (and with s_z, v)
+            |x - P_X(x - grad Phi_delta)|                 <= atol + rtol (1 + |grad_x f|)
+        """
+        x, y, z, s_y, s_z, u, v = state
+        rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
+        grad_x, grad_y, grad_z = _gradients_of_k(problem, self.delta, x, y, z, u, v)
+        scale_x = _trees.max_abs(jax.grad(problem.upper_value)(x, y))
+        size = _trees.max_abs
+        step_y = _trees.subtract(y, problem.y_set.project(_trees.subtract(y, grad_y)))
+        step_z = _trees.subtract(z, problem.y_set.project(jax.tree.map(jnp.add, z, grad_z)))
+        step_x = _trees.subtract(x, problem.x_set.project(_trees.add_scaled(x, -1 / self.delta, grad_x)))
+        slack_y = _trees.subtract(s_y, _clip_rows(problem, rows_y, jax.tree.map(jnp.add, s_y, u)))
+        slack_z = _trees.subtract(s_z, _clip_rows(problem, rows_z, jax.tree.map(jnp.add, s_z, v)))
+        force_y, force_z = problem.adjoint_y(x, y, u), problem.adjoint_y(x, z, v)
+        tests = {
+            "rows_y": (size(_trees.subtract(rows_y, s_y)), size(rows_y)),
+            "rows_z": (size(_trees.subtract(rows_z, s_z)), size(rows_z)),
+            "stationarity_y": (size(step_y), size(force_y) + size(_trees.subtract(grad_y, force_y))),
+            "stationarity_z": (size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z))),
+            "complementarity_y": (size(slack_y), size(u)),
+            "complementarity_z": (size(slack_z), size(v)),
+            "gradient": (size(step_x), scale_x),
+        }
+        done = jnp.stack([residual <= atol + rtol * (1 + scale) for residual, scale in tests.values()]).all()
+        record = {name: residual for name, (residual, _) in tests.items()}
+        return done, record | {"upper": problem.upper_value(x, y)}
+
+    def iterate(self, state: SFLCBState) -> Iterate:
+        return Iterate(state.x, state.y, state.v)
+
+
+def _gradients_of_k(
+    problem: BilevelProblem, delta: Any, x: PyTree, y: PyTree, z: PyTree, force_y: Any, force_z: Any
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Return the gradients of K in x, y and z, where the rows pull with ``force_y`` and ``force_z``."""
+    penalised = lambda x, y: delta * problem.upper_value(x, y) + problem.lower_value(x, y)
+    penalised_x, penalised_y = jax.grad(penalised, argnums=(0, 1))(x, y)
+    lower_x, lower_z = jax.grad(problem.lower_value, argnums=(0, 1))(x, z)
+    pull_x = problem.adjoint_x(x, y, _trees.subtract(force_y, force_z))
+    grad_x = jax.tree.map(lambda a, b, c: a - b + c, penalised_x, lower_x, pull_x)
+    grad_y = jax.tree.map(jnp.add, penalised_y, problem.adjoint_y(x, y, force_y))
+    grad_z = jax.tree.map(lambda a, b: -a - b, lower_z, problem.adjoint_y(x, z, force_z))
+    return grad_x, grad_y, grad_z
+
+
+def _clip_rows(problem: BilevelProblem, rows: Any, slack: Any) -> Any:
+    """Return the slack clipped to the bounds of the rows: the projection of every kind of row."""
+    lower, upper = problem.row_bounds(rows)
+    return jax.tree.map(jnp.clip, slack, lower, upper)
