@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 
@@ -46,7 +47,7 @@ def flatten(a: PyTree) -> Float[Array, " n"]:
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
 
 
-def unflatten(vector: Array, like: PyTree) -> PyTree:
+def unflatten(vector: Any, like: PyTree) -> PyTree:
     """Return ``vector`` in the structure and shapes of ``like``: the inverse of `flatten`."""
     leaves, structure = jax.tree.flatten(like)
     out, start = [], 0
@@ -87,9 +88,9 @@ def host_floats(value: Any) -> Any:
 
     Tracers pass through: a problem may be built inside ``jit`` or ``vmap``.
     """
-    return value if isinstance(value, jax.core.Tracer) else np.asarray(value, dtype=np.float64)
+    return value if isinstance(value, Tracer) else np.asarray(value, dtype=np.float64)
 
 
 def is_concrete(value: Any) -> bool:
     """Return whether the numbers can be looked at."""
-    return not isinstance(value, jax.core.Tracer)
+    return not isinstance(value, Tracer)

@@ -105,7 +105,10 @@ class Certificate:
             ("y* unique", "yes" if self.lower_unique else "not proven"),
             ("stationarity", f"{self.stationarity:.3g} (test: {self.stationarity_test})"),
             ("hypergradient", "none here" if self.hypergradient is None else summarise(self.hypergradient)),
-            ("LICQ", f"{'yes' if self.licq else 'no'} (smallest singular value {self.smallest_singular_value:.2g})"),
+            (
+                "LICQ",
+                f"{'yes' if self.licq else 'no'} (smallest singular value {self.smallest_singular_value:.2g})",
+            ),
             (
                 "strict compl.",
                 f"{'yes' if self.strict_complementarity else 'no'} (margin {self.complementarity_margin:.2g})",
@@ -176,9 +179,7 @@ _NOTHING = Stationarity(
 )
 
 
-def _penalty_gap(
-    flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float
-) -> float | None:
+def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:
     penalised = solve_flat(flat, x, lower.y, penalty=delta)
     if penalised.outcome is not Outcome.OPTIMAL:
         return None

@@ -19,8 +19,9 @@ import scipy.sparse as sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
-_DENSE = 500  # up to this many unknowns dense factorisations are both faster and more exact than sparse ones
-_BASIC = 2000  # up to this many variables multipliers are made basic by nonnegative least squares
+_SMALL = 150  # up to this many unknowns systems are solved densely, by least squares
+_DENSE = 500  # up to this many variables eigenvalues are computed densely
+_BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _MAX_ITERATIONS = 100
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
 
@@ -113,9 +114,9 @@ class ConvexSolution:
     outcome
         What the point is.
     relaxation
-        Smallest t >= 0 such that the hard constraints and ``lower - t <= matrix @ y <= upper + t`` on the relaxable rows
-        have a common point: 0 when the constraints are feasible, inf when the hard ones are not. A positive value
-        with `Outcome.OPTIMAL` is rounding; residuals then refer to the rows relaxed by it.
+        Smallest t >= 0 such that the hard constraints and ``lower - t <= matrix @ y <= upper + t`` on the
+        relaxable rows have a common point: 0 when the constraints are feasible, inf when the hard ones are not.
+        A positive value with `Outcome.OPTIMAL` is rounding; residuals then refer to the rows relaxed by it.
     stationarity
         Smallest s with ``max |gradient + matrix.T @ multipliers + ball terms| <= s (1 + max |gradient|)``.
     infeasibility
@@ -229,7 +230,8 @@ def minimise(
         The answer is `Outcome.OPTIMAL` when all three residuals of `ConvexSolution` are at most this.
     feasibility_tolerance
         The problem is `Outcome.INFEASIBLE` when its smallest relaxation exceeds
-        ``feasibility_tolerance * (1 + max |finite bound of a relaxable row|)``.
+        ``feasibility_tolerance * (1 + max |finite bound of a relaxable row|)``, or when the relaxed point has an
+        `infeasibility` (as in `ConvexSolution`) above ``100 * feasibility_tolerance``.
 
     Returns
     -------
@@ -249,11 +251,13 @@ def minimise(
     relaxation, nearest = smallest_relaxation(constraints)
     bounds = np.concatenate([constraints.lower[: constraints.relaxable], constraints.upper[: constraints.relaxable]])
     scale = 1 + np.max(abs(bounds[np.isfinite(bounds)]), initial=0.0)
-    if relaxation > feasibility_tolerance * scale:
+    # One t for rows of all scales: what is rounding for the largest bound may be a gross violation of a small row.
+    gross = not np.isfinite(relaxation) or rows.infeasibility(nearest) > 100 * feasibility_tolerance
+    if gross or relaxation > feasibility_tolerance * scale:
         multipliers, ball_multipliers = np.zeros(len(constraints.lower)), np.zeros(len(constraints.balls))
         return ConvexSolution(nearest, multipliers, ball_multipliers, Outcome.INFEASIBLE, relaxation)
     # The second try leaves the interior-point method some room; polishing removes what it made of it.
-    for room in (0.0, feasibility_tolerance * scale):
+    for room in (0.0, 10 * feasibility_tolerance):
         rows = _scaled_rows(constraints, relaxation)[0]
         again = _newton(objective, constraints, rows, nearest, tolerance, room)
         if result is None or again.outcome is not Outcome.INACCURATE or again.residual < result.residual:
@@ -286,7 +290,7 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
     ).tocsr()
     bound = np.concatenate([constraints.upper[above], -constraints.lower[below]])
     cost = np.append(np.zeros(size), 1.0)
-    if not constraints.balls and number + size <= 20 * _BASIC:
+    if not constraints.balls and number + size <= 40 * _BASIC:
         # A simplex vertex is exact to rounding, which an interior point is not.
         options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
         sides = [(None, None)] * size + [(0.0, None)]
@@ -295,9 +299,19 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
     else:
         lifted = sparse.vstack([matrix, -sparse.eye_array(1, size + 1, k=size)]).tocsr()
         lower = np.full(len(bound) + 1, -np.inf)
-        rows = _Rows(lifted, lower, np.append(bound, 0.0), constraints.balls, np.arange(len(lower)), np.ones(len(lower)))
+        rows = _Rows(
+            lifted,
+            lower,
+            np.append(bound, 0.0),
+            constraints.balls,
+            np.arange(len(lower)),
+            np.ones(len(lower)),
+        )
         step = _quadratic_program(sparse.csc_matrix((size + 1, size + 1)), cost, rows, np.zeros(size + 1), 0.0)
-        solved, point = step.status is not _Status.INFEASIBLE and np.all(np.isfinite(step.direction)), step.direction
+        solved, point = (
+            step.status is not _Status.INFEASIBLE and np.all(np.isfinite(step.direction)),
+            step.direction,
+        )
     if not solved:
         return np.inf, np.full(size, np.nan)
     y = point[:size]
@@ -351,8 +365,8 @@ def _newton(
         gradient, hessian = objective.gradient(y), sparse.csc_matrix(objective.hessian(y))
         if feasible and not _positive_semidefinite(hessian):
             return finish(Outcome.NOT_CONVEX)
-        far = np.max(abs(y)) > 1e7 * (1 + np.max(abs(start)))
         step = _quadratic_program(hessian, gradient, rows, y, room, proximal)
+        far = np.max(abs(y + step.direction)) > 1e7 * (1 + np.max(abs(start)))
         iterations += 1
         rough = step.status is _Status.ROUGH
         if step.status is _Status.INFEASIBLE or (rough and rows.infeasibility(y + step.direction) > 1e-7 + 2 * room):
@@ -415,9 +429,9 @@ def _line_search(
     # 0.9 before 0.5: a step cut only by the border of the domain should still go most of the way there.
     for length in (1.0, 0.9, *0.5 ** np.arange(1, 40)):
         trial = y + length * direction
-        if _finite(objective, trial) and objective.value(trial) <= highest:
-            if objective.gradient(trial) @ direction <= 0.5 * slope:
-                return float(length)
+        descends = _finite(objective, trial) and objective.value(trial) <= highest
+        if descends and objective.gradient(trial) @ direction <= 0.5 * slope:
+            return float(length)
     return 0.0
 
 
@@ -450,7 +464,10 @@ def _quadratic_program(
     upper, lower = np.isfinite(above) & ~equality, np.isfinite(below) & ~equality
     blocks: list = [rows.matrix[equality], rows.matrix[upper], -rows.matrix[lower]]
     sides = [0.5 * (above - below)[equality], above[upper] + room, below[lower] + room]
-    cones: list = [clarabel.ZeroConeT(int(equality.sum())), clarabel.NonnegativeConeT(int(upper.sum() + lower.sum()))]
+    cones: list = [
+        clarabel.ZeroConeT(int(equality.sum())),
+        clarabel.NonnegativeConeT(int(upper.sum() + lower.sum())),
+    ]
     for ball in rows.balls:
         size = len(ball.index)
         selection = sparse.csr_matrix((-np.ones(size), (np.arange(1, size + 1), ball.index)), (size + 1, y.size))
@@ -470,7 +487,11 @@ def _quadratic_program(
         settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
         quadratic = sparse.triu((hessian + weight * identity) / scale, format="csc")
         answer = clarabel.DefaultSolver(quadratic, gradient / scale, matrix, side, cones, settings).solve()
-        status = {"Solved": _Status.SOLVED, "PrimalInfeasible": _Status.INFEASIBLE, "DualInfeasible": _Status.UNBOUNDED}
+        status = {
+            "Solved": _Status.SOLVED,
+            "PrimalInfeasible": _Status.INFEASIBLE,
+            "DualInfeasible": _Status.UNBOUNDED,
+        }
         found = status.get(str(answer.status), _Status.ROUGH)
         dual = np.array(answer.z) * scale
         count = np.cumsum([equality.sum(), upper.sum(), lower.sum()])
@@ -541,13 +562,16 @@ def _measure(
 def _polished(objective: Objective, rows: _Rows, point: _Point, tolerance: float) -> _Point:
     """Newton's method on guesses of the active rows; the point itself when no guess has smaller residuals."""
     best = point
+    # Far from the end a guess is most likely wrong: trying hard would cost more than the next quadratic program.
+    near = point.residual <= 1e-3 or point.y.size <= _SMALL
     for active in _active_guesses(rows, point):
         candidate = _newton_on_active(objective, rows, point, active)
-        candidate = _with_basic_multipliers(objective, rows, candidate, tolerance)
+        if near or candidate.residual <= tolerance:
+            candidate = _with_basic_multipliers(objective, rows, candidate, tolerance)
         # Where no exact point exists, on the border of feasibility, basic multipliers matter more than a last digit.
         if candidate.residual < best.residual or (best is point and candidate.residual <= 0.2 * tolerance):
             best = candidate
-        if best.residual <= 1e-3 * tolerance:
+        if best.residual <= 1e-3 * tolerance or not near:
             break
     return best
 
@@ -596,7 +620,11 @@ def _newton_on_active(objective: Objective, rows: _Rows, point: _Point, active: 
     ball_multipliers = np.where(active.balls, point.ball_multipliers, 0.0)
     y, best = point.y, None
     for _ in range(10):
-        gradient, hessian, normals = objective.gradient(y), sparse.csc_matrix(objective.hessian(y)), rows.ball_normals(y)
+        gradient, hessian, normals = (
+            objective.gradient(y),
+            sparse.csc_matrix(objective.hessian(y)),
+            rows.ball_normals(y),
+        )
         curvature = np.zeros(y.size)
         for k in held_balls:
             np.add.at(curvature, rows.balls[k].index, ball_multipliers[k])
@@ -650,8 +678,10 @@ def _saddle_point(
 
 def _least_squares(saddle: sparse.csc_matrix, right: np.ndarray, size: int) -> np.ndarray:
     """Solve a symmetric, possibly singular but consistent system whose first `size` unknowns are primal."""
-    if right.size <= _DENSE:
-        return np.linalg.lstsq(saddle.toarray(), right, rcond=1e-13)[0]
+    if right.size <= _SMALL:
+        # QR with pivoting gives the solution of least norm, as singular values would, at a fraction of the cost.
+        dense = saddle.toarray()
+        return np.asarray(scipy.linalg.lstsq(dense, right, cond=1e-13, lapack_driver="gelsy", check_finite=False)[0])
     regular = np.where(np.arange(right.size) < size, 1e-8, -1e-8)
     factors = scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular)))
     answer, error = np.zeros_like(right), right
@@ -683,7 +713,10 @@ def _independent(rows: _Rows, y: np.ndarray, active: _Active) -> bool:
     held = sparse.vstack([rows.matrix[active.side != 0], rows.ball_normals(y)[active.balls]])
     if held.shape[0] > y.size:
         return False
-    return held.shape[0] == 0 or np.linalg.matrix_rank(held.toarray()) == held.shape[0]
+    if held.shape[0] == 0:
+        return True
+    triangle = scipy.linalg.qr(held.toarray().T, mode="r", pivoting=True, check_finite=False)[0]
+    return bool(np.min(abs(np.diag(triangle))) > 1e-11)
 
 
 def _basic_multipliers(rows: _Rows, point: _Point, active: _Active) -> tuple[np.ndarray, np.ndarray] | None:
@@ -713,12 +746,9 @@ def _basic_multipliers(rows: _Rows, point: _Point, active: _Active) -> tuple[np.
         except RuntimeError:
             return None
     multipliers, ball_multipliers = np.zeros(len(active.side)), np.zeros(len(active.balls))
-    support = np.flatnonzero(weights)
     chosen = np.flatnonzero(rows.equality)[order[:rank]]
-    basis = np.hstack([columns[:, support], equality[:, order[:rank]]])
-    refined = np.linalg.lstsq(basis, target, rcond=None)[0]
-    weights[support] = np.maximum(refined[: support.size], 0.0)
-    multipliers[chosen] = refined[support.size :]
+    rest = orthogonal.T @ (target - columns @ weights)
+    multipliers[chosen] = scipy.linalg.solve_triangular(triangle[:rank, :rank], rest)
     multipliers[inequality] = weights[: inequality.size] * active.side[inequality]
     ball_multipliers[balls] = weights[inequality.size :] / lengths
     return multipliers, ball_multipliers
@@ -784,15 +814,18 @@ def _descends_forever(
     for ball in rows.balls:
         limit[ball.index] = 0.0
     rising, falling = np.isfinite(rows.upper), np.isfinite(rows.lower)
-    flat = 1e-12 * steepest
-    matrix = sparse.vstack([rows.matrix[rising], -rows.matrix[falling], hessian, -hessian])
-    side = np.concatenate([np.zeros(rising.sum() + falling.sum()), np.full(2 * y.size, flat)])
+    reach = 1 + np.max(abs(y))
+    # Curvature that has died out on the way here no longer stops a ray.
+    curved = hessian.multiply(abs(hessian) * reach > 1e-9 * steepest)
+    matrix = sparse.vstack([rows.matrix[rising], -rows.matrix[falling], curved, -curved])
+    side = np.zeros(matrix.shape[0])
     bounds = np.column_stack([-limit, limit])
     options = {"primal_feasibility_tolerance": 1e-10}
     answer = scipy.optimize.linprog(gradient / steepest, matrix, side, bounds=bounds, method="highs", options=options)
     if answer.status != 0 or answer.fun > -1e-8:
         return False
     # The linear program only knows the Hessian here. The values far out decide.
-    value, slope, reach = objective.value(y), gradient @ answer.x, 1 + np.max(abs(y))
-    lengths = reach * 10.0 ** np.arange(13)
-    return all(objective.value(y + s * answer.x) <= value + 0.5 * s * slope for s in lengths)
+    ray = np.where(abs(answer.x) > 1e-9, answer.x, 0.0)  # rounding dust would bend the values far out
+    value, slope = objective.value(y), gradient @ ray
+    lengths = 10.0 ** np.arange(14)
+    return slope < 0 and all(objective.value(y + s * ray) <= value + 0.5 * s * slope for s in lengths)

@@ -159,7 +159,9 @@ class AffineCoupling(Coupling):
 
     def bounds(self, rows: PyTree) -> tuple[PyTree, PyTree]:
         spread = lambda bound: jax.tree.map(
-            lambda row, side: jnp.broadcast_to(jnp.asarray(side, row.dtype), row.shape), rows, _spread(bound, rows)
+            lambda row, side: jnp.broadcast_to(jnp.asarray(side, row.dtype), row.shape),
+            rows,
+            _spread(bound, rows),
         )
         return spread(self.lower), spread(self.upper)
 
@@ -213,11 +215,12 @@ class AffineCoupling(Coupling):
     def _check_affine(self, x: PyTree, y: PyTree, data: PyTree, name: str) -> None:
         """Compare the function with its linearisation at zero on random points, and name the row that differs."""
         zero = (_trees.zeros(x), _trees.zeros(y))
-        apply = lambda point: self.value(*point, data)
+        apply = lambda point: self.value(point[0], point[1], data)
         offset, linear = jax.linearize(apply, zero)
         random = np.random.default_rng(0)
         for scale in (1.0, -1.0, 30.0):
-            point = jax.tree.map(lambda leaf: jnp.asarray(scale * random.standard_normal(leaf.shape), leaf.dtype), zero)
+            draw = lambda leaf, scale=scale: jnp.asarray(scale * random.standard_normal(leaf.shape), leaf.dtype)
+            point = jax.tree.map(draw, zero)
             actual, tangent = apply(point), linear(point)
             paths = jax.tree_util.tree_flatten_with_path(actual)[0]
             for (path, value), part, constant in zip(
@@ -234,7 +237,6 @@ class AffineCoupling(Coupling):
                         f"{np.atleast_1d(value)[tuple(where)]:.6g} where its linearisation gives "
                         f"{np.atleast_1d(predicted)[tuple(where)]:.6g}."
                     )
-
 
 
 def as_couplings(coupling: Any) -> tuple[tuple[Coupling, ...], bool]:

@@ -46,6 +46,8 @@ class FlatProblem:
         self.n_x, self.n_y = _trees.size(self.x_like), _trees.size(self.y_like)
         with jax.enable_x64(True):
             self._placed = place(problem, np.float64)
+        self._numbers, structure = eqx.partition(self._placed, eqx.is_array)
+        self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
         self._patterns: dict[tuple[Level, Variable, Variable], _Pattern] = {}
 
     @functools.cached_property
@@ -90,24 +92,31 @@ class FlatProblem:
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
         with jax.enable_x64(True):
-            return float(_value(self._placed, level, self.x_like, self.y_like, jnp.asarray(x), jnp.asarray(y)))
+            return float(self._kernels.value[level](self._numbers, x, y))
 
     def gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of f or g in x and in y."""
         with jax.enable_x64(True):
-            pair = _gradients(self._placed, level, self.x_like, self.y_like, jnp.asarray(x), jnp.asarray(y))
-            return np.asarray(pair[0]), np.asarray(pair[1])
+            along_x, along_y = self._kernels.gradients[level](self._numbers, x, y)
+            return np.asarray(along_x), np.asarray(along_y)
 
     def hessian(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
         size = {"x": self.n_x, "y": self.n_y}
+        key = (level, of, by)
+        if key not in self._patterns:
+            self._patterns[key] = _Pattern((size[of], size[by]))
+
+        def products(directions: np.ndarray) -> np.ndarray:
+            with jax.enable_x64(True):
+                return np.asarray(self._kernels.products[key](self._numbers, x, y, directions))
+
+        return self._patterns[key].evaluate(products)
+
+    def curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` times each direction, one a row."""
         with jax.enable_x64(True):
-            at = (self._placed, level, of, by, self.x_like, self.y_like, jnp.asarray(x), jnp.asarray(y))
-            products = lambda block: np.asarray(_products(*at, jnp.asarray(block)))
-            key = (level, of, by)
-            if key not in self._patterns:
-                self._patterns[key] = _Pattern((size[of], size[by]))
-            return self._patterns[key].evaluate(products)
+            return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
 
 
 class _Pattern:
@@ -120,21 +129,29 @@ class _Pattern:
     def __init__(self, shape: tuple[int, int]):
         self.shape = shape
         self.structure: sp.csc_matrix | None = None
+        self.last: sp.csc_matrix | None = None
         self.random = np.random.default_rng(0)
 
     def evaluate(self, products: Callable[[np.ndarray], np.ndarray]) -> sp.csc_matrix:
-        if self.shape[1] <= _DENSE_COLUMNS:
-            return sp.csc_matrix(products(np.eye(self.shape[1])).T)
-        if self.structure is None:
-            self._guess_diagonal()
         probe = self.random.standard_normal((1, self.shape[1]))
         expected = products(probe)[0]
-        for _ in range(2):
-            matrix = self._compressed(products)
-            if np.abs(matrix @ probe[0] - expected).max(initial=0.0) <= 1e-9 * (1 + np.abs(expected).max(initial=0.0)):
-                return matrix
-            self._widen(products)
-        return matrix
+
+        def wrong(matrix: sp.csc_matrix) -> bool:
+            error = np.abs(matrix @ probe[0] - expected).max(initial=0.0)
+            return not error <= 1e-11 * (1 + np.abs(expected).max(initial=0.0))
+
+        # Quadratic functions: the last matrix still holds, and one product proves it.
+        if self.last is None or wrong(self.last):
+            if self.shape[1] <= _DENSE_COLUMNS:
+                self.last = sp.csc_matrix(products(np.eye(self.shape[1])).T)
+            else:
+                if self.structure is None:
+                    self._guess_diagonal()
+                self.last = self._compressed(products)
+                if wrong(self.last):
+                    self._widen(products)
+                    self.last = self._compressed(products)
+        return self.last
 
     def _guess_diagonal(self) -> None:
         diagonal = sp.eye(*self.shape, format="csc") if self.shape[0] == self.shape[1] else sp.csc_matrix(self.shape)
@@ -170,38 +187,75 @@ def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
     return color
 
 
-def _function(problem: BilevelProblem, level: Level, x_like: PyTree, y_like: PyTree) -> Callable[[Any, Any], Any]:
-    value = problem.upper_value if level == "upper" else problem.lower_value
-    return lambda x, y: value(_trees.unflatten(x, x_like), _trees.unflatten(y, y_like))
+class _Kernels(NamedTuple):
+    value: dict[Level, Callable]
+    gradients: dict[Level, Callable]
+    products: dict[tuple[Level, Variable, Variable], Callable]
+    curvature: Callable
 
 
-@eqx.filter_jit
-def _value(problem: BilevelProblem, level: Level, x_like: PyTree, y_like: PyTree, x: Any, y: Any) -> Any:
-    return _function(problem, level, x_like, y_like)(x, y)
+class _Frozen:
+    """A pytree of hashable leaves as one hashable key."""
+
+    def __init__(self, tree: PyTree):
+        self.tree = tree
+        self.key = (jax.tree.structure(tree), tuple(jax.tree.leaves(tree)))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frozen) and self.key == other.key
 
 
-@eqx.filter_jit
-def _gradients(problem: BilevelProblem, level: Level, x_like: PyTree, y_like: PyTree, x: Any, y: Any) -> Any:
-    return jax.grad(_function(problem, level, x_like, y_like), argnums=(0, 1))(x, y)
+@functools.lru_cache(maxsize=256)
+def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
+    """Return the compiled functions of a problem's structure; its numbers are arguments, so they never recompile."""
+
+    def function(level: Level, numbers: PyTree) -> Callable[[Any, Any], Any]:
+        problem: BilevelProblem = eqx.combine(numbers, structure.tree)
+        value = problem.upper_value if level == "upper" else problem.lower_value
+        return lambda x, y: value(_trees.unflatten(x, x_like.tree), _trees.unflatten(y, y_like.tree))
+
+    def value(level: Level) -> Callable:
+        return jax.jit(lambda numbers, x, y: function(level, numbers)(x, y))
+
+    def gradients(level: Level) -> Callable:
+        return jax.jit(lambda numbers, x, y: jax.grad(function(level, numbers), argnums=(0, 1))(x, y))
+
+    def products(level: Level, of: Variable, by: Variable) -> Callable:
+        def apply(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
+            gradient = jax.grad(function(level, numbers), argnums=0 if of == "x" else 1)
+            along = (lambda v: gradient(v, y)) if by == "x" else (lambda v: gradient(x, v))
+            point = x if by == "x" else y
+            return _map(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions)
+
+        return jax.jit(apply)
+
+    def curvature(numbers: PyTree, x: Any, y: Any, adjoint: Any, directions: Any) -> Any:
+        def lagrangian(x: Any, y: Any) -> Any:
+            along_y = lambda y: function("lower", numbers)(x, y)
+            return function("upper", numbers)(x, y) + jax.jvp(along_y, (y,), (adjoint,))[1]
+
+        gradient = lambda point: jnp.concatenate(
+            jax.grad(lagrangian, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
+        )
+        point = jnp.concatenate([x, y])
+        return _map(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
+
+    levels: tuple[Level, ...] = ("upper", "lower")
+    variables: tuple[Variable, ...] = ("x", "y")
+    return _Kernels(
+        value={level: value(level) for level in levels},
+        gradients={level: gradients(level) for level in levels},
+        products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
+        curvature=jax.jit(curvature),
+    )
 
 
-@eqx.filter_jit
-def _products(
-    problem: BilevelProblem,
-    level: Level,
-    of: Variable,
-    by: Variable,
-    x_like: PyTree,
-    y_like: PyTree,
-    x: Any,
-    y: Any,
-    directions: Any,
-) -> Any:
-    """Return the second derivative (of, by) times each direction, one a row."""
-    gradient = jax.grad(_function(problem, level, x_like, y_like), argnums=0 if of == "x" else 1)
-    along = (lambda v: gradient(v, y)) if by == "x" else (lambda v: gradient(x, v))
-    point = x if by == "x" else y
-    return jax.lax.map(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions, batch_size=64)
+def _map(product: Callable[[Any], Any], directions: Any) -> Any:
+    """Apply to each direction, in batches: memory stays bounded where there are many."""
+    return jax.lax.map(product, directions, batch_size=64)
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

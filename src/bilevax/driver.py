@@ -1,8 +1,8 @@
 """`solve`, the front door, and `run`, its pure twin for ``jit`` and ``vmap``.
 
 The loop runs in one compiled program, in chunks: whole blocks of steps, a stopping test after each block. Between chunks
-the host looks at the clock, records the history, calls back and writes checkpoints. Blocks always end at multiples
-of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
+the host looks at the clock, records the history, calls back and writes checkpoints. Blocks always end at multiples of
+ ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
 import sys
@@ -120,7 +120,9 @@ def solve(
     with jax.enable_x64(True):
         x, y_like, y = validate(problem, x0, y0, dtype)
         if solver is None:
-            raise ValueError("solver: the tuning-free default does not exist yet; expected a solver such as SFLCB(...).")
+            raise ValueError(
+                "solver: the tuning-free default does not exist yet; expected a solver such as SFLCB(...)."
+            )
         if not isinstance(solver, AbstractSolver):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
         solver.check(problem)
@@ -130,7 +132,9 @@ def solve(
         loop = _start(problem, placed, method, x, y_like, y, warm_start, rtol, atol, dtype)
         if resume is not None:
             loop = checkpoints.load(resume, loop, problem, solver)
-        loop, ended, history = _drive(placed, method, loop, limit, rtol, atol, began, time_limit, callback, progress, checkpoint)
+        loop, ended, history = _drive(
+            placed, method, loop, limit, rtol, atol, began, time_limit, callback, progress, checkpoint
+        )
         point = method.iterate(loop.state)
         certificate = certify(problem, point.x, point.y, delta=getattr(solver, "delta", None))
         solution = _conclude(problem, solver, loop, ended, certificate, history, rtol, began)
@@ -211,7 +215,9 @@ def _advance(problem: BilevelProblem, solver: AbstractSolver, loop: _Loop, limit
         return (loop.steps + block <= limit) & ~loop.converged & ~loop.diverged
 
     # The block length is static: under vmap a trip count that differs between members would make every step masked.
-    loop = jax.lax.while_loop(proceed, lambda loop: look(loop, jax.lax.fori_loop(0, block, step, loop.state), block), loop)
+    loop = jax.lax.while_loop(
+        proceed, lambda loop: look(loop, jax.lax.fori_loop(0, block, step, loop.state), block), loop
+    )
     rest = jnp.where(loop.converged | loop.diverged, 0, jnp.clip(limit - loop.steps, 0, block))
     finished = look(loop, jax.lax.fori_loop(0, rest, step, loop.state), rest)
     return jax.tree.map(lambda new, old: jnp.where(rest > 0, new, old), finished, loop)
@@ -235,7 +241,9 @@ def _start(
         if jax.tree.structure(state) != jax.tree.structure(wanted) or not jax.tree.all(
             jax.tree.map(lambda a, b: np.shape(a) == b.shape, state, wanted)
         ):
-            raise ValueError("warm_start: expected a Solution of the same solver and of a problem with the same shapes.")
+            raise ValueError(
+                "warm_start: expected a Solution of the same solver and of a problem with the same shapes."
+            )
         return _look(placed, solver, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), state), rtol, atol)
     if y is None:
         exact = solve_lower_level(problem, x, y_like)

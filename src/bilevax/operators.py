@@ -23,7 +23,10 @@ from bilevax._trees import host_floats, is_concrete
 class LinearMap(eqx.Module):
     """A linear map with its adjoint."""
 
-    shape: eqx.AbstractVar[tuple[int, int]]
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
 
     @abc.abstractmethod
     def mv(self, vector: Float[Array, " columns"]) -> Float[Array, " rows"]:
@@ -41,7 +44,11 @@ class LinearMap(eqx.Module):
 class Zero(LinearMap):
     """The map to zero: an absent B."""
 
-    shape: tuple[int, int] = eqx.field(static=True)
+    dimensions: tuple[int, int] = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dimensions
 
     def mv(self, vector):
         return jnp.zeros(self.shape[0], vector.dtype)
@@ -59,7 +66,7 @@ class Dense(LinearMap):
     matrix: Float[Array, "rows columns"]
 
     @property
-    def shape(self) -> tuple[int, int]:  # type: ignore[override]
+    def shape(self) -> tuple[int, int]:
         return self.matrix.shape  # type: ignore[return-value]
 
     def mv(self, vector):
@@ -78,7 +85,7 @@ class Diagonal(LinearMap):
     diagonal: Float[Array, " rows"]
 
     @property
-    def shape(self) -> tuple[int, int]:  # type: ignore[override]
+    def shape(self) -> tuple[int, int]:
         return (self.diagonal.shape[0], self.diagonal.shape[0])
 
     def mv(self, vector):
@@ -131,11 +138,15 @@ class Sparse(LinearMap):
 
     forward: _Rows
     backward: _Rows
-    shape: tuple[int, int] = eqx.field(static=True)
+    dimensions: tuple[int, int] = eqx.field(static=True)
 
     def __init__(self, matrix: sp.csr_matrix):
         self.forward, self.backward = _Rows(matrix), _Rows(matrix.T.tocsr())
-        self.shape = matrix.shape
+        self.dimensions = matrix.shape
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dimensions
 
     def mv(self, vector):
         return self.forward(vector)
@@ -167,7 +178,7 @@ class Lineax(LinearMap):
     operator: lx.AbstractLinearOperator
 
     @property
-    def shape(self) -> tuple[int, int]:  # type: ignore[override]
+    def shape(self) -> tuple[int, int]:
         return (self.operator.out_size(), self.operator.in_size())
 
     def mv(self, vector):
@@ -216,7 +227,7 @@ def as_linear_map(matrix: Any, name: str) -> LinearMap:
     if isinstance(matrix, lx.AbstractLinearOperator):
         return _from_lineax(matrix)
     if isinstance(matrix, jax_sparse.JAXSparse):
-        matrix = jax_sparse.BCOO.from_bcsr(matrix) if isinstance(matrix, jax_sparse.BCSR) else matrix
+        matrix = matrix.to_bcoo() if isinstance(matrix, jax_sparse.BCSR) else matrix
         if not isinstance(matrix, jax_sparse.BCOO) or matrix.n_dense or matrix.n_batch or matrix.ndim != 2:
             raise ValueError(f"{name}: expected a two-dimensional BCOO or BCSR matrix, got {type(matrix).__name__}.")
         index = np.asarray(matrix.indices)
@@ -259,7 +270,9 @@ def _from_array(matrix: Any, name: str) -> LinearMap:
     if array.ndim == 0:
         array = array.reshape(1, 1)
     if array.ndim != 2:
-        raise ValueError(f"{name}: expected a matrix (or a scalar, for one variable), got an array of shape {array.shape}.")
+        raise ValueError(
+            f"{name}: expected a matrix (or a scalar, for one variable), got an array of shape {array.shape}."
+        )
     if is_concrete(array) and not np.isfinite(array).all():
         raise ValueError(f"{name}: expected finite entries, got NaN or infinity.")
     # One row and one variable: a product of vectors, which batches far better than a 1 x 1 matrix.

@@ -196,14 +196,16 @@ def _check_objective(name: str, objective: Callable, x: PyTree, y: PyTree, data:
 
 def _start(value: PyTree, name: str, dtype: Any) -> PyTree:
     def convert(leaf: Any) -> Array:
-        if isinstance(leaf, jax.core.Tracer):
+        if not _trees.is_concrete(leaf):
             return leaf.astype(dtype)
         try:
             array = np.asarray(leaf, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: expected numbers, got {type(leaf).__name__}.") from error
         if not np.isfinite(array).all():
-            raise ValueError(f"{name}: expected finite numbers, got NaN or infinity in an array of shape {array.shape}.")
+            raise ValueError(
+                f"{name}: expected finite numbers, got NaN or infinity in an array of shape {array.shape}."
+            )
         return jnp.asarray(array, dtype)
 
     if isinstance(value, list):  # a plain list of numbers is a vector, as everywhere in SciPy
@@ -220,7 +222,7 @@ def _as_shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _host_data(leaf: Any) -> Any:
-    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array | np.ndarray | float | int | np.generic):
+    if not _trees.is_concrete(leaf) or not isinstance(leaf, jax.Array | np.ndarray | float | int | np.generic):
         return leaf
     array = np.asarray(leaf)
     return array.astype(np.float64) if array.dtype.kind == "f" else array

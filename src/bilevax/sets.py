@@ -123,7 +123,9 @@ class Box(ConvexSet):
         if jax.tree.structure(self.lower) != jax.tree.structure(self.upper) or all(leaf.ndim == 0 for leaf in low):
             return None
         return jax.tree.map(
-            lambda a, b: jax.ShapeDtypeStruct(np.broadcast_shapes(a.shape, b.shape), np.float64), self.lower, self.upper
+            lambda a, b: jax.ShapeDtypeStruct(np.broadcast_shapes(a.shape, b.shape), np.float64),
+            self.lower,
+            self.upper,
         )
 
 

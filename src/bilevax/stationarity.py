@@ -18,19 +18,23 @@ y and G its mixed derivative, the gradient of one piece comes from the KKT syste
 that leave ``grad_x f + G' w + b' xi`` in the negative normal cone of X. No direction then descends, and the rows'
 combinations with a' xi = 0 are the normals of {x : the lower level is feasible}, so its border needs no extra care.
 
-*Hull* test: the distance of 0 from the convex hull of the gradients of the adjacent pieces plus those normal cones.
+*Hull* test: the distance of 0 from the convex hull of the gradients of the adjacent pieces plus those normal cones,
+or, where larger, the steepest descent into any single piece: a local maximum on a kink has 0 in its hull.
 
-Each is a distance, relative to 1 + the largest gradient of an adjacent piece. The smallest of them counts.
+Each is a distance, relative to 1 + the largest gradient of an adjacent piece. The smaller of the last two counts.
 """
 
 import dataclasses
 import itertools
+import warnings
 
 import clarabel
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
-from scipy.optimize import linprog
+from scipy import linalg
+from scipy.linalg import LinAlgError, LinAlgWarning
+from scipy.optimize import linprog, nnls
 
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
@@ -40,6 +44,8 @@ from bilevax.derivatives import FlatProblem
 _ACTIVITY = (1e-9, 1e-7, 1e-5)
 _GOOD = 1e-8
 _MAX_PIECES = 1024
+_MAX_OPTIONAL = 100
+_SAMPLES = 256
 _MAX_DENSE = 4_000_000
 
 
@@ -113,17 +119,22 @@ def _measure_with(point: _Point, active: _Active, weak: np.ndarray, margin: floa
     found = lambda value, test: Stationarity(value, test, gradient, independent, smallest, strict, margin)
     if gradient is not None:
         return found(_distance_to_cone(gradient, point) / (1 + np.linalg.norm(gradient)), "smooth")
-    candidates = []
     sometimes = _sometimes_positive(active, unique, weak)
-    pieces = _adjacent_pieces(point, active, weak, unique)
-    scale = 1 + max([np.linalg.norm(point.f_x), *(np.linalg.norm(piece) for piece in pieces)])
+    # Two extreme pieces give the scale: all undecided rows held, or none of them.
+    extremes = [_piece_gradient(point, active.a[rows], active.b[rows]) for rows in (~weak, weak | ~weak)]
+    norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
+    scale = 1 + max([np.linalg.norm(point.f_x), *norms])
     strong = _strong_distance(point, active, weak, sometimes)
-    if strong is not None:
-        candidates.append((strong / scale, "strong"))
-    if pieces and (not candidates or candidates[0][0] > _GOOD):
-        hull = _hull_distance(point, active, np.array(pieces))
+    if strong is not None and strong / scale <= _GOOD:
+        return found(strong / scale, "strong")
+    candidates = [] if strong is None else [(strong / scale, "strong")]
+    pieces, complete = _adjacent_pieces(point, active, weak, unique)
+    if pieces:
+        scale = 1 + max(np.linalg.norm(piece.gradient) for piece in pieces)
+        hull = _hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
         if hull is not None:
-            candidates.append((hull / scale, f"hull of {len(pieces)} pieces"))
+            distance = max(hull, _steepest_descent(point, pieces))
+            candidates.append((distance / scale, f"hull of {len(pieces)}{'' if complete else ' sampled'} pieces"))
     return found(*min(candidates, default=(np.inf, "none applies")))
 
 
@@ -196,7 +207,10 @@ def _active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tolera
     # The exact solve may have had to relax the rows by rounding; a force always marks its row as active.
     near = np.full(len(low), near + lower.relaxation)
     pressed = tolerance * _force_scale(flat, x, lower)
-    at_upper, at_lower = (high - image <= near) | (force > pressed), (image - low <= near) | (force < -pressed)
+    at_upper, at_lower = (
+        (high - image <= near) | (force > pressed),
+        (image - low <= near) | (force < -pressed),
+    )
     empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
     equality = np.isfinite(high) & (high - low <= 1e-12 * (1 + np.abs(high))) & ~empty
     at_upper, at_lower = at_upper & ~equality & ~empty, at_lower & ~equality & ~empty
@@ -305,7 +319,7 @@ def _piece_gradient(point: _Point, a: sp.csr_matrix, b: sp.csr_matrix) -> np.nda
     solution = _solve_kkt(point.hessian, a, np.r_[-point.f_y, np.zeros(a.shape[0])])
     if solution is None:
         return None
-    w, xi = solution[: a.shape[1]], solution[a.shape[1] :]
+    w, xi = np.split(solution, [a.shape[1]])
     return point.f_x + point.mixed.T @ w + b.T @ xi
 
 
@@ -314,7 +328,13 @@ def _solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> n
     count, size = a.shape
     system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
     if system.shape[0] <= 1500:
-        solution = np.linalg.lstsq(system.toarray(), right, rcond=1e-12)[0]
+        dense = system.toarray()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", LinAlgWarning)
+                solution = linalg.solve(dense, right, assume_a="sym")
+        except (LinAlgError, LinAlgWarning):  # dependent rows: any solution will do, if there is one
+            solution = np.linalg.lstsq(dense, right, rcond=1e-12)[0]
     else:
         # Quasi-definite regularisation, taken out again by refinement.
         scale = 1e-9 * max(1.0, abs(hessian).max())
@@ -330,56 +350,150 @@ def _solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> n
     return solution if residual <= 1e-8 * (1 + np.abs(right).max(initial=0.0)) else None
 
 
-def _adjacent_pieces(point: _Point, active: _Active, weak: np.ndarray, unique: np.ndarray) -> list[np.ndarray]:
-    """Return the gradients of the pieces that meet at x: one for each row set that is active on an open part nearby."""
-    required = np.flatnonzero(active.equality | (~weak & unique))
-    optional = np.flatnonzero(~active.equality & (weak | ~unique))
-    if 2.0 ** len(optional) > _MAX_PIECES or active.a.shape[1] * active.a.shape[0] > _MAX_DENSE:
-        return []
-    a, b = active.a.toarray(), active.b.toarray()
-    balance = a.T @ active.multiplier
-    pieces = []
-    for count in range(len(optional) + 1):
-        for chosen in itertools.combinations(optional, count):
-            rows = np.concatenate([required, np.array(chosen, int)])
-            if len(rows) > a.shape[1] or (len(rows) and np.linalg.svd(a[rows], compute_uv=False)[-1] < 1e-9):
-                continue
-            force = np.linalg.lstsq(a[rows].T, balance, rcond=None)[0] if len(rows) else np.zeros(0)
-            size = 1e-6 * (1 + np.abs(balance).max(initial=0.0))
-            carries = np.abs((a[rows].T @ force if len(rows) else 0.0) - balance).max(initial=0.0) <= size
-            inequality = ~active.equality[rows]
-            if not carries or np.any(force[inequality] < -size):
-                continue
-            gradient = _piece_gradient(point, active.a[rows], active.b[rows])
-            if gradient is not None and _is_open(point, a, b, rows, inequality & (force <= size)):
-                pieces.append(gradient)
-    return pieces
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A piece of Phi next to x: its gradient, and the directions ``cone d <= 0`` that lead into it."""
+
+    gradient: np.ndarray
+    cone: np.ndarray
 
 
-def _is_open(point: _Point, a: np.ndarray, b: np.ndarray, rows: np.ndarray, fragile: np.ndarray) -> bool:
-    """Return whether the directions of x in which exactly ``rows`` stay active have an interior."""
-    size, count = a.shape[1], len(rows)
-    right = np.vstack([-point.mixed.toarray(), -b[rows]])
-    system = np.block([[point.hessian.toarray(), a[rows].T], [a[rows], np.zeros((count, count))]])
-    response = np.linalg.lstsq(system, right, rcond=1e-12)[0]
-    others = np.setdiff1d(np.arange(len(a)), rows)
-    opened = b[others] + a[others] @ response[:size]  # must not become positive
-    pressed = -response[size:][fragile]  # multipliers that are zero must not become negative
+@dataclasses.dataclass(frozen=True)
+class _Kink:
+    """The rows that may come or go, with the others eliminated, so that a piece costs a tiny linear solve.
+
+    With the required rows R held, row i of the k optional ones has ``value = slope_i d`` in direction d of x, and a
+    force ``xi`` on them moves the row values by ``-compliance xi`` and the gradient by ``slope' xi``.
+    """
+
+    gradient: np.ndarray
+    slope: np.ndarray
+    compliance: np.ndarray
+    response: np.ndarray
+    reduced: np.ndarray
+    force: np.ndarray
+    fragile_size: float
+
+
+def _adjacent_pieces(point: _Point, active: _Active, weak: np.ndarray, unique: np.ndarray) -> tuple[list[_Piece], bool]:
+    """Return the pieces that meet at x, and whether they are all of them."""
+    optional = ~active.equality & (weak | ~unique)
+    if optional.sum() > _MAX_OPTIONAL or active.a.shape[0] * active.a.shape[1] > _MAX_DENSE:
+        return [], False
+    kink = _eliminate(point, active, optional)
+    if kink is None:
+        return [], False
+    count = int(optional.sum())
+    complete = 2**count <= _MAX_PIECES
+    if complete:
+        subsets = itertools.chain.from_iterable(itertools.combinations(range(count), r) for r in range(count + 1))
+    else:
+        subsets = _sample_subsets(kink)
+    pieces = [piece for chosen in subsets if (piece := _piece(kink, np.array(chosen, int))) is not None]
+    return pieces, complete
+
+
+def _eliminate(point: _Point, active: _Active, optional: np.ndarray) -> _Kink | None:
+    required_a, required_b = active.a[~optional], active.b[~optional]
+    optional_a, optional_b = active.a[optional], active.b[optional]
+    n_y, held = active.a.shape[1], required_a.shape[0]
+    count = optional_a.shape[0]
+    right = np.zeros((n_y + held, 1 + count))
+    right[:n_y, 0] = -point.f_y
+    right[:n_y, 1:] = optional_a.T.toarray()
+    solved = _solve_kkt(point.hessian, required_a, right)
+    if solved is None:
+        return None
+    gradients = point.mixed.T @ solved[:n_y] + required_b.T @ solved[n_y:]
+    # What of each optional row the required rows do not already carry: decides which sets carry the lower gradient.
+    dense = required_a.toarray()
+    reduced = optional_a.toarray()
+    if held:
+        reduced = reduced - (np.linalg.lstsq(dense.T, reduced.T, rcond=1e-10)[0].T @ dense)
+    basis = np.linalg.qr(reduced.T)[0]
+    reduced = reduced @ basis
+    return _Kink(
+        gradient=point.f_x + gradients[:, 0],
+        slope=optional_b.toarray() - gradients[:, 1:].T,
+        compliance=optional_a @ solved[:n_y, 1:],
+        response=optional_a @ solved[:n_y, 0],
+        reduced=reduced,
+        force=reduced.T @ active.multiplier[optional],
+        fragile_size=1e-6 * (1 + np.abs(active.multiplier).max(initial=0.0)),
+    )
+
+
+def _piece(kink: _Kink, chosen: np.ndarray) -> _Piece | None:
+    """Return the piece on which exactly ``chosen`` of the optional rows stay active, or None if there is none."""
+    others = np.setdiff1d(np.arange(len(kink.slope)), chosen)
+    carried = np.zeros(0)
+    response = np.zeros((0, kink.slope.shape[1]))
+    gradient = kink.gradient
+    if len(chosen):
+        part = kink.reduced[chosen]
+        if len(chosen) > part.shape[1] or np.linalg.svd(part, compute_uv=False)[-1] < 1e-9:
+            return None
+        carried = np.linalg.lstsq(part.T, kink.force, rcond=None)[0]
+        own = kink.compliance[np.ix_(chosen, chosen)]
+        response = np.linalg.solve(own, kink.slope[chosen])
+        gradient = gradient + kink.slope[chosen].T @ np.linalg.solve(own, kink.response[chosen])
+    unbalanced = np.abs(kink.reduced[chosen].T @ carried - kink.force).max(initial=0.0)
+    if unbalanced > kink.fragile_size or np.any(carried < -kink.fragile_size):
+        return None
+    opened = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response  # must not become positive
+    pressed = -response[carried <= kink.fragile_size]  # multipliers at zero must not become negative
     cone = np.vstack([opened, pressed])
     norms = np.linalg.norm(cone, axis=1)
-    cone, norms = cone[norms > 1e-10], norms[norms > 1e-10]
+    cone = cone[norms > 1e-10] / norms[norms > 1e-10][:, None]
+    return _Piece(gradient, cone) if _has_interior(cone) else None
+
+
+def _sample_subsets(kink: _Kink) -> set[tuple[int, ...]]:
+    """Return the row sets that random directions of x lead into: the lower level's response there is a small QP."""
+    random = np.random.default_rng(0)
+    lift = 1e-12 * np.trace(kink.compliance) / len(kink.compliance)
+    factor = np.linalg.cholesky(kink.compliance + lift * np.eye(len(kink.compliance)))
+    subsets = set()
+    for _ in range(_SAMPLES):
+        push = kink.slope @ random.standard_normal(kink.slope.shape[1])
+        force = nnls(factor.T, np.linalg.solve(factor, push))[0]
+        subsets.add(tuple(np.flatnonzero(force > 1e-10 * (1 + force.max()))))
+    return subsets
+
+
+def _has_interior(cone: np.ndarray) -> bool:
+    """Return whether ``cone d < 0`` for some d (rows of unit length)."""
     if len(cone) == 0:
         return True
-    # Largest margin r with cone d + r |cone_i| <= 0 inside the unit box.
     width = cone.shape[1]
     margin = linprog(
         np.r_[np.zeros(width), -1.0],
-        A_ub=np.column_stack([cone, norms]),
+        A_ub=np.column_stack([cone, np.ones(len(cone))]),
         b_ub=np.zeros(len(cone)),
         bounds=[(-1, 1)] * width + [(0, 1)],
         method="highs",
     )
     return margin.status == 0 and -margin.fun > 1e-9
+
+
+def _steepest_descent(point: _Point, pieces: list[_Piece]) -> float:
+    """Return the largest decrease of Phi to first order over directions of X with entries in [-1, 1]."""
+    normals = point.normals.toarray()
+    steepest = 0.0
+    for piece in pieces:
+        tangent = np.vstack([piece.cone, normals[~point.normal_free]])
+        held = normals[point.normal_free]
+        best = linprog(
+            piece.gradient,
+            A_ub=tangent if len(tangent) else None,
+            b_ub=np.zeros(len(tangent)) if len(tangent) else None,
+            A_eq=held if len(held) else None,
+            b_eq=np.zeros(len(held)) if len(held) else None,
+            bounds=(-1, 1),
+            method="highs",
+        )
+        steepest = max(steepest, -best.fun if best.status == 0 else np.inf)
+    return steepest
 
 
 def _distance_to_cone(gradient: np.ndarray, point: _Point) -> float:
@@ -404,10 +518,15 @@ def _strong_distance(point: _Point, active: _Active, weak: np.ndarray, sometimes
     equations = [
         (sp.hstack([sp.eye(n_x), -point.mixed.T, -active.b.T, -point.normals.T]), point.f_x),
         (sp.hstack([zero((n_y, n_x)), point.hessian, active.a.T, zero((n_y, cone))]), -point.f_y),
-        (sp.hstack([zero((held.sum(), n_x)), active.a[held], zero((held.sum(), count + cone))]), np.zeros(held.sum())),
+        (
+            sp.hstack([zero((held.sum(), n_x)), active.a[held], zero((held.sum(), count + cone))]),
+            np.zeros(held.sum()),
+        ),
     ]
     nonnegative = np.concatenate([xi[(weak | sometimes) & ~active.equality], nu[~point.normal_free]])
-    inequalities = [sp.hstack([zero((open_rows.sum(), n_x)), active.a[open_rows], zero((open_rows.sum(), count + cone))])]
+    inequalities = [
+        sp.hstack([zero((open_rows.sum(), n_x)), active.a[open_rows], zero((open_rows.sum(), count + cone))])
+    ]
     return _least_norm(n_x, total, equations, nonnegative, inequalities)
 
 
@@ -417,10 +536,17 @@ def _hull_distance(point: _Point, active: _Active, pieces: np.ndarray) -> float 
     number = len(pieces)
     total = n_x + number + cone + count
     zero = sp.csr_matrix
-    weights, nu, mu = n_x + np.arange(number), n_x + number + np.arange(cone), n_x + number + cone + np.arange(count)
+    weights, nu, mu = (
+        n_x + np.arange(number),
+        n_x + number + np.arange(cone),
+        n_x + number + cone + np.arange(count),
+    )
     equations = [
         (sp.hstack([sp.eye(n_x), sp.csr_matrix(-pieces.T), -point.normals.T, -active.b.T]), np.zeros(n_x)),
-        (sp.hstack([zero((1, n_x)), sp.csr_matrix(np.ones((1, number))), zero((1, cone + count))]), np.ones(1)),
+        (
+            sp.hstack([zero((1, n_x)), sp.csr_matrix(np.ones((1, number))), zero((1, cone + count))]),
+            np.ones(1),
+        ),
         (sp.hstack([zero((n_y, n_x + number + cone)), active.a.T]), np.zeros(n_y)),
     ]
     nonnegative = np.concatenate([weights, nu[~point.normal_free], mu[~active.equality]])
@@ -452,7 +578,9 @@ def _least_norm(
     answer = clarabel.DefaultSolver(cost, np.zeros(total), everything, bounds, cones, settings).solve()
     solution = np.array(answer.x)
     # The answer is judged by its own residual, not by the solver's word for it.
-    wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(initial=0.0)
+    wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(
+        initial=0.0
+    )
     if not np.isfinite(solution).all() or not wrong <= 1e-7 * (1 + np.abs(solution).max()):
         return None
     return float(np.linalg.norm(solution[:leading]) + wrong) * scale

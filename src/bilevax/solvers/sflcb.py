@@ -1,6 +1,6 @@
 """SFLCB, the paper's Algorithm 1: one gradient step on everything, every time."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +75,26 @@ class SFLCB(AbstractSolver):
             if _trees.is_concrete(value) and not (value >= 0 if name.startswith("rho") else value > 0).all():
                 raise ValueError(f"SFLCB: expected {smallest_allowed} for {name}, got {value}.")
             setattr(self, name, value)
+
+    @classmethod
+    def from_theory(
+        cls,
+        problem: BilevelProblem,
+        x0: PyTree,
+        *,
+        delta: float | None = None,
+        constants: Any = None,
+        setting: Literal["coupled", "uncoupled"] | None = None,
+        y0: PyTree = None,
+    ) -> "SFLCB":
+        """Return the solver with the step sizes of the convergence theorems; see `bilevax.solvers.theory.step_sizes_for`.
+
+        They come with a proof and are very small: use them to check the theory, not to be fast.
+        """
+        from bilevax.solvers import theory  # it builds on this module
+
+        sizes = theory.step_sizes_for(problem, x0, delta=delta, constants=constants, setting=setting, y0=y0)
+        return cls(**sizes.parameters())
 
     def init(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> SFLCBState:
         rows = problem.rows(x, y)

@@ -1,0 +1,579 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from known import (
+    RECORDS,
+    SMALL,
+    TEXTBOOK,
+    TOY_MINIMA,
+    EnumeratedLowerLevel,
+    bordered,
+    built,
+    certified_best,
+    each_record,
+    hinge,
+    judge,
+    toy,
+)
+
+import bilevax as bx
+
+STATIONARY = 1e-7
+NOT_STATIONARY = 1e-2
+
+
+def leaves_close(found, expected, tolerance):
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+# --- the problem library --------------------------------------------------------------------------------------------
+
+
+@each_record()
+def test_best_points_of_the_library(name):
+    record, certificate = RECORDS[name], certified_best(name)
+    best = record["best"]
+    assert certificate.failure is None
+    assert certificate.lower_feasible
+    assert abs(certificate.value - best["F"]) <= 1e-4 * max(1.0, abs(best["F"]))
+    np.testing.assert_allclose(np.ravel(certificate.y), best["y"], atol=1e-3)
+    assert certificate.stationarity < 1e-2
+    assert max(certificate.lower_stationarity, certificate.lower_complementarity) <= 1e-9
+    assert certificate.lower_infeasibility <= 1e-9
+    assert certificate.x_infeasibility <= 1e-6
+    assert certificate.lower_unique == record["properties"]["lower_solution_unique_at_best"]
+
+
+@each_record([name for name in RECORDS if RECORDS[name]["properties"]["licq_at_best"] is False])
+def test_dependent_rows_are_seen(name):
+    assert not certified_best(name).licq
+
+
+@each_record([name for name in RECORDS if RECORDS[name]["properties"]["licq_at_best"] is not False])
+def test_multipliers_at_best_points(name):
+    record, certificate = RECORDS[name], certified_best(name)
+    best = record["best"]
+    assert certificate.licq
+    kinds = [("ineq", "lam_ineq"), ("eq", "nu_eq")]
+    listed = [np.ravel(best[key]) for kind, key in kinds if len(judge.arr(record["lower"][kind]["b"]))]
+    assert len(certificate.multipliers) == len(listed)
+    for found, expected in zip(certificate.multipliers, listed, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-3 * (1 + np.abs(expected).max(initial=0.0)))
+    if best.get("lam_ylo") is not None:
+        lower = bx.solve_lower_level(built(name), np.array(best["x"], float)).flat
+        of_bounds = lower.multipliers[sum(len(part) for part in listed) :]
+        low, high = judge.bounds(record["lower"]["y_bounds"])
+        expected = (np.ravel(best["lam_yhi"]) - np.ravel(best["lam_ylo"]))[np.isfinite(low) | np.isfinite(high)]
+        np.testing.assert_allclose(of_bounds, expected, atol=1e-3 * (1 + np.abs(expected).max(initial=0.0)))
+
+
+def infeasible_points(record, count):
+    random, best = np.random.default_rng(3), np.array(record["best"]["x"], float)
+    low, high = judge.bounds(record["upper"]["x_bounds"])
+    found = []
+    for _ in range(400):
+        x = np.clip(best + random.uniform(-5, 5, record["n"]) * (1 + np.abs(best)), low, high)
+        relaxation = judge.judge(record, x)[2]
+        if relaxation > 1e-3:
+            found.append((x, relaxation))
+        if len(found) == count:
+            break
+    return found
+
+
+@each_record([name for name in RECORDS if RECORDS[name]["properties"]["lower_infeasible_fraction"] > 0])
+def test_infeasible_x_is_called_infeasible(name):
+    points = infeasible_points(RECORDS[name], 4)
+    assert len(points) == 4
+    for x, relaxation in points:
+        certificate = bx.certify(built(name), x)
+        assert not certificate.lower_feasible
+        assert certificate.value == np.inf
+        assert certificate.failure is bx.Status.LOWER_INFEASIBLE
+        assert certificate.stationarity == np.inf
+        assert certificate.hypergradient is None
+        assert certificate.lower_infeasibility == pytest.approx(relaxation, rel=1e-6)
+        assert not certificate.confirms(1.0)
+        assert "INFEASIBLE" in str(certificate)
+
+
+def finite_difference(phi, x, h=1e-4):
+    """Central differences; None where the two sides disagree (a kink within reach) or the border is near."""
+    out = np.zeros(len(x))
+    for index, unit in enumerate(np.eye(len(x))):
+        ahead, here, behind = phi(x + h * unit), phi(x), phi(x - h * unit)
+        if not np.isfinite([ahead, behind]).all():
+            return None
+        right, left = (ahead - here) / h, (here - behind) / h
+        # Phi is piecewise quadratic or rational here: on one piece both sides agree to first order in h.
+        if abs(right - left) > 1e-2 * (1 + abs(right)):
+            return None
+        out[index] = (ahead - behind) / (2 * h)
+    return out
+
+
+@each_record(SMALL)
+def test_random_points_against_finite_differences(name):
+    """At random x in X: hypergradient and stationarity as finite differences of an enumerated lower level say."""
+    record, random = RECORDS[name], np.random.default_rng(11)
+    oracle = EnumeratedLowerLevel(record)
+    low, high = judge.bounds(record["upper"]["x_bounds"])
+    best = np.array(record["best"]["x"], float)
+    inside = [np.where(np.isfinite(side), side, best + off) for side, off in ((low, -5), (high, 5))]
+    constraints, limits = judge.arr(record["upper"]["x_linear"]["C"], record["n"]), record["upper"]["x_linear"]["d"]
+    compared = 0
+    for _ in range(60):
+        x = random.uniform(np.maximum(inside[0], -30), np.minimum(inside[1], 60))
+        if len(limits) and np.any(constraints @ x > np.ravel(limits) - 1e-3):
+            continue
+        gradient = finite_difference(oracle.phi, x)
+        if gradient is None:
+            continue
+        certificate = bx.certify(built(name), x)
+        np.testing.assert_allclose(np.ravel(certificate.y), oracle.solve(x), atol=1e-8 * (1 + np.abs(x).max()))
+        assert certificate.value == pytest.approx(oracle.phi(x), rel=1e-8, abs=1e-8)
+        assert certificate.hypergradient is not None
+        size = np.linalg.norm(gradient)
+        np.testing.assert_allclose(certificate.hypergradient, gradient, atol=1e-5 * (1 + size))
+        assert certificate.stationarity == pytest.approx(size / (1 + size), abs=1e-5)
+        compared += 1
+        if compared == 4:
+            break
+    assert compared >= 2
+
+
+@each_record([name for name in SMALL if RECORDS[name]["n"] == 1])
+def test_stationarity_says_whether_there_is_descent(name):
+    """On a grid of x that contains kinks, borders and ends of X, compare with slopes on both sides."""
+    record, oracle = RECORDS[name], EnumeratedLowerLevel(RECORDS[name])
+    low, high = (side[0] for side in judge.bounds(record["upper"]["x_bounds"]))
+    best, h = record["best"]["x"][0], 1e-5
+    grid = {best, *(best + np.array([-1.0, 0.5])), *(side for side in (low, high) if np.isfinite(side))}
+    for x in sorted(x for x in grid if low <= x <= high):
+        here = oracle.phi(np.array([x]))
+        slopes = [(oracle.phi(np.array([x + s * h])) - here) / h for s in (-1, 1) if low <= x + s * h <= high]
+        certificate = bx.certify(built(name), np.array([x]))
+        if not np.isfinite(here):
+            assert not certificate.lower_feasible
+        elif min(slopes) < -0.05:
+            assert certificate.stationarity > NOT_STATIONARY, (x, slopes)
+        elif min(slopes) > -1e-3:
+            assert certificate.stationarity < 1e-3, (x, slopes)
+
+
+# --- textbook problems ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", TEXTBOOK, ids=lambda case: case.name)
+def test_textbook_answers(case):
+    certificate = bx.certify(case.problem, case.x, case.y)
+    assert certificate.value == pytest.approx(case.value, abs=1e-9)
+    assert jax.tree.structure(certificate.y) == jax.tree.structure(jax.tree.map(np.asarray, case.y)) or isinstance(
+        case.y, list
+    )
+    np.testing.assert_allclose(np.hstack(jax.tree.leaves(certificate.y)), np.hstack(jax.tree.leaves(case.y)), atol=1e-9)
+    assert certificate.y_error <= 1e-9
+    assert certificate.stationarity <= STATIONARY
+    assert certificate.licq == case.licq
+    assert certificate.strict_complementarity == case.strict
+    assert certificate.lower_unique
+    assert certificate.failure is None
+    assert certificate.confirms(1e-6)
+    if case.multipliers is not None:
+        leaves_close(certificate.multipliers, case.multipliers, 1e-9)
+
+
+def test_hypergradient_keeps_the_structure_of_x():
+    case = next(case for case in TEXTBOOK if case.name == "pytrees")
+    certificate = bx.certify(case.problem, {"capacity": 6.0, "toll": np.array([1.0, 0.25])}, case.y)
+    assert set(certificate.hypergradient) == {"capacity", "toll"}
+    assert certificate.hypergradient["capacity"] == pytest.approx(2.0)
+    np.testing.assert_allclose(certificate.hypergradient["toll"], [2.0, -1.0], atol=1e-9)
+
+
+@pytest.mark.parametrize("minimum", TOY_MINIMA)
+def test_toy_minima_are_stationary(minimum):
+    problem = toy()
+    assert bx.certify(problem, minimum).stationarity < 1e-5
+    assert bx.certify(problem, min(minimum + 0.05, 3.0)).stationarity > NOT_STATIONARY
+
+
+# --- kinks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("upper", "stationary"),
+    [
+        pytest.param(lambda x, y: 3 * y - x, True, id="minimum"),
+        pytest.param(lambda x, y: x - 3 * y, False, id="maximum"),
+        pytest.param(lambda x, y: -(3 * y - x) + x**2, False, id="maximum with curvature"),
+        pytest.param(lambda x, y: y + x, False, id="slopes 1 and 2"),
+        pytest.param(lambda x, y: y, True, id="flat on one side, rising on the other"),
+        pytest.param(lambda x, y: -y, False, id="flat on one side, falling on the other"),
+        pytest.param(lambda x, y: y**2 + x**2, True, id="smooth through the kink"),
+        pytest.param(lambda x, y: 1e-3 * (x - 3 * y), None, id="shallow maximum"),
+    ],
+)
+@pytest.mark.parametrize("shift", [0.0, 1e-10, -1e-10])
+def test_kink_in_one_variable(upper, stationary, shift):
+    certificate = bx.certify(hinge(upper), shift)
+    assert not certificate.strict_complementarity
+    if stationary is None:
+        assert 1e-4 < certificate.stationarity < 1e-2
+    elif stationary:
+        assert certificate.stationarity <= STATIONARY
+    else:
+        assert certificate.stationarity > NOT_STATIONARY
+
+
+def valley(upper):
+    """y*(x) = max(x, 0) in each of two variables."""
+    return bx.BilevelProblem(
+        upper=upper,
+        lower=lambda x, y: jnp.sum((y - x) ** 2),
+        y_set=bx.NonNegative(),
+        y_like=np.zeros(2),
+    )
+
+
+def absolute(x, y):
+    return 2 * y - x  # |x| entry by entry, where y = max(x, 0)
+
+
+@pytest.mark.parametrize(
+    ("upper", "stationary"),
+    [
+        pytest.param(lambda x, y: jnp.sum(absolute(x, y)), True, id="|a| + |b|"),
+        pytest.param(lambda x, y: -jnp.sum(absolute(x, y)), False, id="-|a| - |b|"),
+        pytest.param(lambda x, y: absolute(x, y) @ jnp.array([1.0, -1.0]), False, id="|a| - |b|: a saddle"),
+        pytest.param(lambda x, y: absolute(x, y) @ jnp.array([1.0, 0.0]) + x[1] ** 2, True, id="|a| + b^2"),
+        pytest.param(lambda x, y: absolute(x, y) @ jnp.array([1.0, 0.0]) + x[1], False, id="|a| + b"),
+        pytest.param(lambda x, y: absolute(x, y) @ jnp.array([1.0, 0.5]) + 0.4 * x[1], True, id="|a| + |b|/2 + 0.4 b"),
+        pytest.param(lambda x, y: absolute(x, y) @ jnp.array([1.0, 0.5]) + 0.6 * x[1], False, id="|a| + |b|/2 + 0.6 b"),
+    ],
+)
+def test_kink_in_two_variables(upper, stationary):
+    certificate = bx.certify(valley(upper), np.zeros(2))
+    assert certificate.hypergradient is None
+    if stationary:
+        assert certificate.stationarity <= STATIONARY
+    else:
+        assert certificate.stationarity > NOT_STATIONARY
+
+
+def test_one_kink_shared_by_many_rows():
+    """Twelve rows that all become active at x = 0: more pieces than anybody lists."""
+    slopes = np.linspace(1.0, 2.0, 12)
+    make = lambda sign: bx.BilevelProblem(
+        upper=lambda x, y: sign * jnp.sum(2 * y - slopes * x),
+        lower=lambda x, y: jnp.sum((y - slopes * x) ** 2),
+        y_set=bx.NonNegative(),
+        y_like=np.zeros(12),
+    )
+    assert bx.certify(make(1.0), 0.0).stationarity <= STATIONARY
+    assert bx.certify(make(-1.0), 0.0).stationarity > NOT_STATIONARY
+
+
+# --- the border of feasibility ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("upper", "stationary"),
+    [
+        pytest.param(lambda x, y: jnp.sum(x), True, id="minimum at the border"),
+        pytest.param(lambda x, y: -jnp.sum(x), False, id="reversed"),
+        pytest.param(lambda x, y: jnp.sum(y), True, id="minimum through y"),
+        pytest.param(lambda x, y: -jnp.sum(y), False, id="reversed through y"),
+        pytest.param(lambda x, y: jnp.sum(y - 3 * x), False, id="falls inward"),
+        pytest.param(lambda x, y: jnp.sum(3 * x - y), True, id="rises inward"),
+    ],
+)
+def test_border_of_feasibility(upper, stationary):
+    problem = bordered(upper)
+    certificate = bx.certify(problem, [1.0])
+    assert certificate.lower_feasible
+    if stationary:
+        assert certificate.stationarity <= STATIONARY
+    else:
+        assert certificate.stationarity > NOT_STATIONARY
+    assert not bx.certify(problem, [0.9]).lower_feasible
+    assert bx.certify(problem, [0.9]).lower_infeasibility == pytest.approx(0.05, rel=1e-6)
+
+
+@pytest.mark.parametrize(("sign", "stationary"), [(1.0, True), (-1.0, False)])
+def test_border_of_feasibility_from_above(sign, stationary):
+    """y >= x and y <= 1: feasible for x <= 1 only."""
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: -sign * jnp.sum(x),
+        lower=lambda x, y: jnp.sum(y**2),
+        coupling=bx.LinearCoupling(A=[[1.0]], B=[[-1.0]], lower=0.0),
+        y_set=bx.Box([-5.0], [1.0]),
+    )
+    value = bx.certify(problem, [1.0]).stationarity
+    assert value <= STATIONARY if stationary else value > NOT_STATIONARY
+
+
+@pytest.mark.parametrize(
+    ("x", "upper", "stationary"),
+    [
+        (0.0, lambda x, y: x, True),
+        (0.0, lambda x, y: -x, False),
+        (2.0, lambda x, y: -x, True),
+        (2.0, lambda x, y: x, False),
+        (1.0, lambda x, y: x, False),
+    ],
+)
+def test_ends_of_x_set(x, upper, stationary):
+    problem = bx.BilevelProblem(upper, lambda x, y: (y - x) ** 2, x_set=bx.Box(0.0, 2.0), y_like=0.0)
+    value = bx.certify(problem, x).stationarity
+    assert value <= STATIONARY if stationary else value > NOT_STATIONARY
+
+
+@pytest.mark.parametrize(
+    ("x_set", "x", "outward", "tangent"),
+    [
+        (bx.Ball(2.0), [1.2, 1.6], [0.6, 0.8], [-0.8, 0.6]),
+        (bx.Simplex(), [0.25, 0.75], [1.0, 1.0], [1.0, -1.0]),
+        (bx.Polyhedron([[1.0, 2.0]], upper=4.0), [2.0, 1.0], [1.0, 2.0], [2.0, -1.0]),
+    ],
+)
+def test_normals_of_each_x_set(x_set, x, outward, tangent):
+    lower = lambda x, y: jnp.sum((y - x) ** 2)
+    stationarity = lambda direction: bx.certify(
+        bx.BilevelProblem(lambda x, y: jnp.dot(jnp.array(direction), x), lower, x_set=x_set, y_like=np.zeros(2)),
+        np.array(x),
+    ).stationarity
+    assert stationarity(-np.array(outward)) <= STATIONARY
+    assert stationarity(tangent) > 0.1
+    if not isinstance(x_set, bx.Simplex):  # there the normal acts in both directions
+        assert stationarity(outward) > 0.1
+
+
+@pytest.mark.parametrize(("slopes", "stationary"), [((-1.0, 0.0), True), ((1.0, 0.0), False), ((-1.0, 0.5), False)])
+def test_normals_of_a_product(slopes, stationary):
+    problem = bx.BilevelProblem(
+        lambda x, y: slopes[0] * x["share"] + slopes[1] * x["free"],
+        lambda x, y: (y - x["free"]) ** 2,
+        x_set=bx.Product({"share": bx.Box(0.0, 1.0), "free": bx.Free()}),
+        y_like=0.0,
+    )
+    value = bx.certify(problem, {"share": 1.0, "free": 0.0}).stationarity
+    assert value <= STATIONARY if stationary else value > NOT_STATIONARY
+
+
+# --- other lower levels -----------------------------------------------------------------------------------------------
+
+
+def test_merely_convex_lower_level_is_not_called_unique():
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum((x - 1) ** 2) + y[0] ** 2,
+        lower=lambda x, y: (y[0] - x[0]) ** 2,
+        y_set=bx.Box([-5.0, 0.0], [5.0, 1.0]),
+    )
+    certificate = bx.certify(problem, [0.5])
+    assert not certificate.lower_unique
+    assert certificate.failure is None
+    assert certificate.value == pytest.approx(0.5)
+    assert certificate.stationarity <= STATIONARY
+    assert bx.certify(problem, [0.75]).stationarity > NOT_STATIONARY
+    assert "not proven" in str(certificate)
+
+
+def test_linear_lower_level_with_a_unique_vertex():
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum((y - 2) ** 2),
+        lower=lambda x, y: -jnp.sum(y),
+        coupling=bx.LinearCoupling(A=np.eye(2), B=-np.ones((2, 1)), upper=0.0),
+    )
+    certificate = bx.certify(problem, [2.0])
+    np.testing.assert_allclose(certificate.y, [2.0, 2.0], atol=1e-9)
+    np.testing.assert_allclose(certificate.multipliers, [1.0, 1.0], atol=1e-9)
+    assert certificate.lower_unique
+    assert certificate.stationarity <= STATIONARY
+    assert bx.certify(problem, [1.0]).stationarity > NOT_STATIONARY
+
+
+@pytest.mark.parametrize(
+    ("lower", "failure"),
+    [
+        (lambda x, y: jnp.sum(y), bx.Status.LOWER_UNBOUNDED),
+        (lambda x, y: y[0] ** 2 - y[1], bx.Status.LOWER_UNBOUNDED),
+        (lambda x, y: -jnp.sum(y**2), bx.Status.LOWER_NOT_CONVEX),
+        (lambda x, y: y[0] ** 2 + 3 * y[0] * y[1] + y[1] ** 2, bx.Status.LOWER_NOT_CONVEX),
+    ],
+)
+def test_lower_levels_without_a_minimiser(lower, failure):
+    problem = bx.BilevelProblem(lambda x, y: jnp.sum(x**2), lower, y_like=np.zeros(2))
+    certificate = bx.certify(problem, [1.0])
+    assert certificate.failure is failure
+    assert certificate.lower_feasible
+    assert np.isnan(certificate.value)
+    assert certificate.stationarity == np.inf
+    assert not certificate.confirms(1.0)
+    assert failure.value in str(certificate)
+
+
+def test_general_smooth_lower_level():
+    """g = exp(y) - x y over y <= 1: y = min(log x, 1)."""
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: (x - 4) ** 2 + y**2,
+        lower=lambda x, y: jnp.exp(y) - x * y,
+        coupling=bx.LinearCoupling(A=1.0, upper=1.0),
+    )
+    inside, outside = bx.certify(problem, 2.0), bx.certify(problem, 5.0)
+    assert inside.y == pytest.approx(np.log(2.0), abs=1e-10)
+    assert inside.hypergradient == pytest.approx(-4.0 + 2 * np.log(2.0) / 2.0, abs=1e-8)
+    assert inside.lower_stationarity <= 1e-9
+    assert outside.y == pytest.approx(1.0, abs=1e-10)
+    assert outside.multipliers == pytest.approx([5.0 - np.e], abs=1e-8)
+    assert outside.hypergradient == pytest.approx(2.0, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("y_set", "nearest"),
+    [
+        (bx.Ball(1.0), lambda x: x / np.linalg.norm(x)),
+        (bx.Simplex(2.0), lambda x: x - (x.sum() - 2.0) / 3),
+        (bx.Box(-0.5, 0.5), lambda x: np.clip(x, -0.5, 0.5)),
+        (bx.Polyhedron([[1.0, 1.0, 1.0]], upper=1.0), lambda x: x - (x.sum() - 1.0) / 3),
+    ],
+)
+def test_hypergradient_through_each_y_set(y_set, nearest):
+    """y*(x) is a projection that is known in closed form around this x."""
+    target, x, h = np.array([0.3, -0.2, 0.9]), np.array([1.0, 0.8, 1.1]), 1e-6
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum((y - target) ** 2) + 0.1 * jnp.sum(x**2),
+        lower=lambda x, y: 0.5 * jnp.sum((y - x) ** 2),
+        y_set=y_set,
+        y_like=np.zeros(3),
+    )
+    phi = lambda x: np.sum((nearest(x) - target) ** 2) + 0.1 * np.sum(x**2)
+    expected = [(phi(x + h * unit) - phi(x - h * unit)) / (2 * h) for unit in np.eye(3)]
+    certificate = bx.certify(problem, x)
+    np.testing.assert_allclose(certificate.y, nearest(x), atol=1e-9)
+    np.testing.assert_allclose(certificate.hypergradient, expected, atol=1e-7)
+    assert certificate.stationarity == pytest.approx(np.linalg.norm(expected) / (1 + np.linalg.norm(expected)), abs=1e-7)
+
+
+# --- fields -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.1, 1e-3])
+def test_penalty_gap(delta):
+    """g = (y - x)^2 / 2, f = y: y_delta = x - delta, so Phi - Phi_delta = delta / 2."""
+    problem = bx.BilevelProblem(lambda x, y: y + x**2, lambda x, y: 0.5 * (y - x) ** 2, y_like=0.0)
+    certificate = bx.certify(problem, 3.0, delta=delta)
+    assert certificate.penalty_gap == pytest.approx(delta / 2, rel=1e-6)
+    assert certificate.delta == delta
+    assert bx.certify(problem, 3.0).penalty_gap is None
+
+
+def test_penalty_gap_where_the_penalised_problem_is_not_convex():
+    problem = bx.BilevelProblem(lambda x, y: -(y**2), lambda x, y: 0.5 * (y - x) ** 2, y_like=0.0)
+    assert bx.certify(problem, 3.0, delta=1.0).penalty_gap is None
+    assert bx.certify(problem, 3.0, delta=0.1).penalty_gap > 0
+
+
+def test_y_error_is_the_distance_of_the_given_y():
+    problem = toy()
+    assert bx.certify(problem, 0.7).y_error is None
+    certificate = bx.certify(problem, 0.7, 0.2)
+    assert certificate.y_error == pytest.approx(0.5, abs=1e-9)
+    assert certificate.y == pytest.approx(0.7, abs=1e-9)
+    assert certificate.value == bx.certify(problem, 0.7).value or certificate.value == pytest.approx(
+        bx.certify(problem, 0.7).value, rel=1e-12
+    )
+
+
+def test_x_outside_its_set_is_reported():
+    certificate = bx.certify(toy(), 3.5)
+    assert certificate.x_infeasibility == pytest.approx(0.5 / 4.5)
+    assert not certificate.confirms(1.0)
+
+
+def test_certificate_prints():
+    text = str(bx.certify(toy(), 0.7, delta=0.1))
+    for word in ("Phi(x)", "stationarity", "LICQ", "hypergradient", "penalty gap"):
+        assert word in text
+
+
+# --- precision and JAX's settings ---------------------------------------------------------------------------------------
+
+
+def same(a, b):
+    for field in dataclasses.fields(a):
+        left, right = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(left, str | bool | bx.Status) or left is None:
+            assert left == right, field.name
+        else:
+            for p, q in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+                np.testing.assert_array_equal(p, q, err_msg=field.name)
+
+
+@pytest.mark.parametrize("x", [2, np.int32(2), np.float32(2.0), jnp.float32(2.0), np.array(2), 2.0])
+def test_integers_and_float32_keep_their_values(x):
+    problem = toy()
+    same(bx.certify(problem, x), bx.certify(problem, 2.0))
+
+
+def test_data_and_matrices_in_float32_and_integers():
+    def make(kind):
+        return bx.BilevelProblem(
+            upper=lambda x, y, data: jnp.sum((y - data["target"]) ** 2) + jnp.sum(x**2),
+            lower=lambda x, y, data: jnp.sum((y - data["target"] * x) ** 2),
+            coupling=bx.LinearCoupling(A=kind([[1, 2], [0, 3]]), B=kind([[1], [2]]), upper=kind([4, 5])),
+            x_set=bx.Box(kind([-3]), kind([3])),
+            data={"target": kind([2, 5])},
+        )
+
+    wanted = bx.certify(make(lambda value: np.array(value, np.float64)), [1.0])
+    for dtype in (np.int64, np.int8, np.float32, np.float16):
+        found = bx.certify(make(lambda value, dtype=dtype: np.array(value, dtype)), [1])
+        assert found.value == pytest.approx(wanted.value, rel=1e-12)
+        np.testing.assert_allclose(found.y, wanted.y, rtol=1e-12)
+        np.testing.assert_allclose(found.hypergradient, wanted.hypergradient, rtol=1e-9)
+
+
+def test_global_precision_does_not_matter():
+    problem = toy()
+    assert not jax.config.jax_enable_x64
+    outside = bx.certify(problem, 0.7, delta=0.1)
+    with jax.enable_x64(True):
+        same(outside, bx.certify(problem, 0.7, delta=0.1))
+        same(outside, bx.certify(toy(), 0.7, delta=0.1))
+    assert outside.lower_stationarity <= 1e-12
+
+
+SETTINGS = """
+import json, sys, jax
+before = dict(jax.config.values)
+import jax.numpy as jnp, bilevax as bx
+problem = bx.BilevelProblem(lambda x, y: jnp.exp(-y) + x**2, lambda x, y: (y - 2 * x) ** 2,
+                            bx.LinearCoupling(A=1.0, B=-1.0, upper=0.0), x_set=bx.Box(0.0, 3.0))
+certificate = bx.certify(problem, 0.7, delta=0.1)
+solution = bx.solve(problem, 0.7, solver=bx.SFLCB(), max_steps=200)
+assert jnp.ones(2).dtype == (jnp.float64 if "on" in sys.argv else jnp.float32)
+print(json.dumps([before == dict(jax.config.values), certificate.value, certificate.stationarity, float(solution.x)]))
+"""
+
+
+def test_settings_in_fresh_processes():
+    answers = []
+    for switch in ("0", "1"):
+        out = subprocess.run(
+            [sys.executable, "-c", SETTINGS, "on" if switch == "1" else "off"],
+            env={"JAX_ENABLE_X64": switch, "PATH": "", "JAX_PLATFORMS": "cpu"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        answers.append(json.loads(out.stdout))
+    assert answers[0] == answers[1]
+    assert answers[0][0] is True

@@ -1,0 +1,510 @@
+"""The exact convex solver: known answers, independent solvers, degenerate inputs, invariances, and a large network."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.sparse as sparse
+import scipy.special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bilevax.convex import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
+
+INF = np.inf
+
+
+def quadratic(matrix, linear) -> Objective:
+    matrix, linear = np.atleast_2d(np.asarray(matrix, float)), np.asarray(linear, float)
+    return Objective(
+        lambda y: float(0.5 * y @ matrix @ y + linear @ y),
+        lambda y: matrix @ y + linear,
+        lambda y: sparse.csc_matrix(matrix),
+    )
+
+
+def separable(value, first, second) -> Objective:
+    return Objective(lambda y: float(np.sum(value(y))), first, lambda y: sparse.diags(second(y)).tocsc())
+
+
+def rows(matrix, lower=-INF, upper=INF, *, relaxable=None, balls=()) -> Constraints:
+    matrix = sparse.csr_matrix(np.atleast_2d(np.asarray(matrix, float)))
+    size = matrix.shape[0]
+    lower, upper = (np.broadcast_to(np.asarray(side, float), size).copy() for side in (lower, upper))
+    return Constraints(matrix, lower, upper, tuple(balls), size if relaxable is None else relaxable)
+
+
+def no_rows(size) -> Constraints:
+    return Constraints(sparse.csr_matrix((0, size)), np.zeros(0), np.zeros(0))
+
+
+def assert_optimal(objective, constraints, solution: ConvexSolution, tolerance=1e-9):
+    """Recompute the optimality conditions from scratch; share nothing with the solver."""
+    assert solution.outcome is Outcome.OPTIMAL, solution
+    y, u = solution.y, solution.multipliers
+    gradient, activity = objective.gradient(y), constraints.matrix @ y
+    force = gradient + constraints.matrix.T @ u
+    for ball, multiplier in zip(constraints.balls, solution.ball_multipliers, strict=True):
+        force[ball.index] += multiplier * (y[ball.index] - ball.center)
+        distance = np.linalg.norm(y[ball.index] - ball.center)
+        assert multiplier >= 0
+        assert distance <= ball.radius * (1 + tolerance) + tolerance
+        assert multiplier * (ball.radius - distance) <= 10 * tolerance * (1 + abs(gradient).max())
+    scale = 1 + abs(gradient).max()
+    assert abs(force).max() <= tolerance * scale
+    norms = np.sqrt(constraints.matrix.multiply(constraints.matrix).sum(axis=1).A1)
+    for i in range(len(u)):
+        slacks = {1: constraints.upper[i] - activity[i], -1: activity[i] - constraints.lower[i], 0: 0.0}
+        room = tolerance * (norms[i] + abs(activity[i])) * 2
+        assert min(slacks[1], slacks[-1]) >= -room
+        assert abs(u[i]) * abs(slacks[int(np.sign(u[i]))] if u[i] else 0.0) <= tolerance * scale * (1 + abs(y).max())
+
+
+# ---------------------------------------------------------------- known answers
+
+
+def test_projection_on_a_half_plane_has_the_known_multiplier():
+    solution = minimise(quadratic(np.eye(2), [-1, -2]), rows([[1, 1]], upper=1))
+    np.testing.assert_allclose(solution.y, [0, 1], atol=1e-12)
+    np.testing.assert_allclose(solution.multipliers, [1], atol=1e-12)
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.unique
+    assert solution.iterations == 1
+    assert solution.residual <= 1e-12
+
+
+@pytest.mark.parametrize(("lower", "upper", "y", "multiplier"), [(2, INF, 2, -1), (-INF, 0.5, 0.5, 0.5), (3, 3, 3, -2)])
+def test_multiplier_signs_follow_the_active_side(lower, upper, y, multiplier):
+    solution = minimise(quadratic([[1]], [-1]), rows([[1]], lower, upper))
+    assert solution.y[0] == pytest.approx(y, abs=1e-12)
+    assert solution.multipliers[0] == pytest.approx(multiplier, abs=1e-11)
+
+
+def test_ball_and_row_have_the_known_multipliers():
+    ball = Ball(np.array([0, 1]), np.zeros(2), 1.0)
+    solution = minimise(quadratic(np.eye(2), [-3, -4]), rows([[1, 1]], upper=10, balls=[ball]))
+    np.testing.assert_allclose(solution.y, [0.6, 0.8], atol=1e-12)
+    np.testing.assert_allclose(solution.ball_multipliers, [4], atol=1e-11)
+    linear = quadratic(np.zeros((2, 2)), [-3, -4])
+    constraints = rows([[1, 0]], upper=0.1, balls=[ball])
+    solution = minimise(linear, constraints)
+    height = np.sqrt(0.99)
+    np.testing.assert_allclose(solution.y, [0.1, height], atol=1e-11)
+    np.testing.assert_allclose(solution.ball_multipliers, [4 / height], atol=1e-10)
+    np.testing.assert_allclose(solution.multipliers, [3 - 0.4 / height], atol=1e-10)
+    assert solution.unique
+
+
+def test_entropy_on_the_simplex_is_softmax_even_from_a_start_outside_the_domain():
+    cost = np.array([0.0, 1.0, -2.0, 5.0])
+    objective = separable(
+        lambda y: y * np.log(y) + cost * y,
+        lambda y: np.log(y) + 1 + cost,
+        lambda y: 1 / y,
+    )
+    constraints = rows(np.vstack([np.ones(4), np.eye(4)]), [1, 0, 0, 0, 0], [1, INF, INF, INF, INF])
+    for start in (None, -np.ones(4), np.full(4, 0.25)):
+        solution = minimise(objective, constraints, start)
+        np.testing.assert_allclose(solution.y, np.exp(-cost) / np.exp(-cost).sum(), rtol=1e-9)
+        assert solution.outcome is Outcome.OPTIMAL
+
+
+# ---------------------------------------------------------------- degenerate inputs
+
+
+def test_no_rows():
+    solution = minimise(quadratic(np.diag([1.0, 4.0]), [-1, -2]), no_rows(2))
+    np.testing.assert_allclose(solution.y, [1, 0.5], atol=1e-12)
+    assert solution.multipliers.shape == (0,)
+
+
+def test_rows_that_never_bind_and_rows_of_zeros():
+    constraints = rows([[1, 1], [0, 0], [1, 0]], [-INF, 0, -INF], [INF, 0, 0.5])
+    solution = minimise(quadratic(np.eye(2), [-1, -1]), constraints)
+    np.testing.assert_allclose(solution.y, [0.5, 1], atol=1e-12)
+    np.testing.assert_allclose(solution.multipliers, [0, 0, 0.5], atol=1e-12)
+
+
+@pytest.mark.parametrize(("relaxable", "expected"), [(2, 1.0), (1, INF)])
+def test_impossible_row_of_zeros(relaxable, expected):
+    solution = minimise(quadratic([[1]], [0]), rows([[1], [0]], [-INF, 1], [5, INF], relaxable=relaxable))
+    assert solution.outcome is Outcome.INFEASIBLE
+    assert solution.relaxation == pytest.approx(expected, abs=1e-9)
+
+
+def test_duplicated_rows_give_basic_multipliers():
+    constraints = rows([[1, 1]] * 4 + [[2, 2]], upper=[1, 1, 1, 1, 2])
+    objective = quadratic(np.eye(2), [-3, -3])
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    assert np.count_nonzero(solution.multipliers) == 1
+    assert constraints.matrix.T @ solution.multipliers == pytest.approx([2.5, 2.5], abs=1e-11)
+
+
+def test_split_equality_keeps_multipliers_finite():
+    objective = quadratic(np.eye(2), [-1, -5])
+    constraints = rows([[1, 2], [-1, -2], [1, 0]], upper=[1, -1, 0])
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    whole = minimise(objective, rows([[1, 2], [1, 0]], [1, -INF], [1, 0]))
+    np.testing.assert_allclose(solution.y, whole.y, atol=1e-11)
+    assert solution.multipliers[0] - solution.multipliers[1] == pytest.approx(whole.multipliers[0], abs=1e-9)
+    assert abs(solution.multipliers).max() < 10
+
+
+def test_feasible_set_of_one_point_with_more_active_rows_than_variables():
+    angles = np.linspace(0, 2 * np.pi, 7, endpoint=False)
+    constraints = rows(np.column_stack([np.cos(angles), np.sin(angles)]), upper=0)
+    objective = quadratic(np.eye(2), [-1, -2])
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    np.testing.assert_allclose(solution.y, 0, atol=1e-9)
+    assert np.count_nonzero(solution.multipliers) <= 2
+    assert abs(solution.multipliers).max() < 10
+
+
+def test_fixed_variables():
+    objective = quadratic(np.array([[2.0, 1.0], [1.0, 2.0]]), [0, 0])
+    solution = minimise(objective, rows(np.eye(2), [3, -INF], [3, INF], relaxable=0))
+    np.testing.assert_allclose(solution.y, [3, -1.5], atol=1e-12)
+    np.testing.assert_allclose(solution.multipliers, [-4.5, 0], atol=1e-11)
+
+
+def test_linear_objective_reports_uniqueness_honestly():
+    corner = minimise(quadratic(np.zeros((2, 2)), [-1, -2]), rows(np.eye(2), 0, 1))
+    np.testing.assert_allclose(corner.y, [1, 1], atol=1e-12)
+    assert corner.unique
+    edge = minimise(quadratic(np.zeros((2, 2)), [-1, 0]), rows(np.eye(2), 0, 1))
+    assert edge.outcome is Outcome.OPTIMAL
+    assert not edge.unique
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rows([[1, np.nan]], upper=0),
+        lambda: rows([[1, 1]], upper=np.nan),
+        lambda: rows([[1, 1]], lower=INF),
+        lambda: rows([[1, 1]], relaxable=2),
+        lambda: rows([[1, 1]], balls=[Ball(np.array([0]), np.zeros(1), 0.0)]),
+        lambda: minimise(quadratic(np.eye(2), [0, 0]), no_rows(2), np.zeros(3)),
+    ],
+)
+def test_mistakes_are_value_errors(make):
+    with pytest.raises(ValueError, match=r"expected|finite|relaxable|ball"):
+        make()
+
+
+# ---------------------------------------------------------------- feasibility
+
+
+def test_infeasible_rows_report_the_exact_relaxation():
+    constraints = rows([[1], [1]], [-INF, 1], [0, INF])
+    assert smallest_relaxation(constraints)[0] == pytest.approx(0.5, abs=1e-12)
+    solution = minimise(quadratic([[1]], [0]), constraints)
+    assert solution.outcome is Outcome.INFEASIBLE
+    assert solution.relaxation == pytest.approx(0.5, abs=1e-12)
+    assert solution.y == pytest.approx([0.5])
+
+
+def test_only_relaxable_rows_are_relaxed():
+    constraints = rows([[1, 1], [1, 0], [0, 1]], [3, 0, 0], [INF, 1, 1], relaxable=1)
+    assert smallest_relaxation(constraints)[0] == pytest.approx(1.0, abs=1e-12)
+    hard = rows([[1, 0], [1, 0]], [1, -INF], [INF, 0], relaxable=0)
+    assert minimise(quadratic(np.eye(2), [0, 0]), hard).relaxation == INF
+
+
+def test_relaxation_with_a_ball():
+    ball = Ball(np.array([0, 1]), np.zeros(2), 1.0)
+    relaxation, point = smallest_relaxation(rows([[1, 1]], lower=2, balls=[ball]))
+    assert relaxation == pytest.approx(2 - np.sqrt(2), abs=1e-8)
+    np.testing.assert_allclose(point, np.sqrt([0.5, 0.5]), atol=1e-4)
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-14, 1e-12, 1e-10, 3e-9])
+def test_border_of_feasibility_is_optimal_with_finite_multipliers(gap):
+    constraints = rows([[1, 1], [1, 1], [1, 0]], [-INF, 1 + gap, 0], [1, INF, INF])
+    objective = quadratic(np.eye(2), [-2, -1])
+    solution = minimise(objective, constraints)
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.relaxation <= 1e-8
+    np.testing.assert_allclose(solution.y, [1, 0], atol=1e-8)
+    assert abs(solution.multipliers).max() < 10
+
+
+def test_a_small_row_is_not_forgiven_because_another_is_large():
+    constraints = rows([[1e-5, 0], [1e-5, 0], [0, 1]], [1e-5, -INF, -INF], [INF, 0, 1e4])
+    assert minimise(quadratic(np.eye(2), [0, 0]), constraints).outcome is Outcome.INFEASIBLE
+
+
+# ---------------------------------------------------------------- unbounded, not convex
+
+
+def test_unbounded():
+    assert minimise(quadratic(np.zeros((2, 2)), [-1, 0]), rows([[1, 1]], upper=1)).outcome is Outcome.UNBOUNDED
+    assert minimise(quadratic(np.diag([1.0, 0.0]), [0, 1]), no_rows(2)).outcome is Outcome.UNBOUNDED
+    falling = separable(
+        lambda y: np.sqrt(1 + y**2) - 2 * y,
+        lambda y: y / np.sqrt(1 + y**2) - 2,
+        lambda y: (1 + y**2) ** -1.5,
+    )
+    assert minimise(falling, rows([[1.0]], lower=0)).outcome is Outcome.UNBOUNDED
+
+
+def test_tiny_curvature_is_not_called_unbounded():
+    solution = minimise(quadratic([[1e-8]], [-1]), rows([[1.0]], lower=0))
+    assert solution.outcome is not Outcome.UNBOUNDED
+    assert solution.y[0] == pytest.approx(1e8, rel=1e-6)
+
+
+def test_not_convex():
+    assert minimise(quadratic(-np.eye(2), [0, 0]), rows(np.eye(2), -1, 1)).outcome is Outcome.NOT_CONVEX
+    large = sparse.diags(np.append(np.ones(700), -1.0)) + sparse.diags([0.1] * 700, 1) + sparse.diags([0.1] * 700, -1)
+    objective = Objective(lambda y: float(0.5 * y @ (large @ y)), lambda y: large @ y, lambda y: large.tocsc())
+    assert minimise(objective, rows(np.eye(701), -1, 1)).outcome is Outcome.NOT_CONVEX
+    # Convex at the start, not where the descent leads.
+    cubic = separable(lambda y: -(y**3) / 6 - 0.1 * y, lambda y: -(y**2) / 2 - 0.1, lambda y: -y)
+    assert minimise(cubic, rows([[1.0]], -2, 1), np.array([-1.0])).outcome is Outcome.NOT_CONVEX
+
+
+# ---------------------------------------------------------------- against independent solvers
+
+
+def log_sum_exp(matrix) -> Objective:
+    def weights(y):
+        z = np.exp(matrix @ y - np.max(matrix @ y))
+        return z / z.sum()
+
+    return Objective(
+        lambda y: float(scipy.special.logsumexp(matrix @ y) + 0.005 * y @ y),
+        lambda y: matrix.T @ weights(y) + 0.01 * y,
+        lambda y: sparse.csc_matrix(
+            matrix.T @ (np.diag(weights(y)) - np.outer(weights(y), weights(y))) @ matrix + 0.01 * np.eye(y.size)
+        ),
+    )
+
+
+def random_objective(kind, size, rng) -> Objective:
+    if kind == "quadratic":
+        basis = np.linalg.qr(rng.normal(size=(size, size)))[0]
+        matrix = basis @ np.diag(np.geomspace(1e-2, 1e2, size)) @ basis.T
+        return quadratic((matrix + matrix.T) / 2, rng.normal(size=size))
+    if kind == "log-sum-exp":
+        return log_sum_exp(rng.integers(-2, 3, (size + 2, size)).astype(float))
+    target = rng.normal(size=size)
+    if kind == "sqrt":
+        return separable(
+            lambda y: np.sqrt(1 + (y - target) ** 2),
+            lambda y: (y - target) / np.sqrt(1 + (y - target) ** 2),
+            lambda y: (1 + (y - target) ** 2) ** -1.5,
+        )
+    return separable(lambda y: np.exp(y) - target * y, lambda y: np.exp(y) - target, np.exp)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "log-sum-exp", "sqrt", "exp"])
+@pytest.mark.parametrize("seed", range(8))
+def test_agrees_with_slsqp(kind, seed):
+    rng = np.random.default_rng(seed)
+    size, number = 4, 5
+    objective = random_objective(kind, size, rng)
+    matrix = np.vstack([rng.normal(size=(number, size)), np.eye(size)])
+    inside = rng.normal(size=size)
+    width = np.append(rng.uniform(0, 1, number), np.full(size, 3.0))
+    width[0] = 0.0
+    constraints = rows(matrix, matrix @ inside - width, matrix @ inside + width)
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    other = scipy.optimize.minimize(
+        objective.value,
+        inside,
+        jac=objective.gradient,
+        method="SLSQP",
+        constraints=[
+            {"type": "eq", "fun": lambda y: matrix[:1] @ (y - inside)},
+            {"type": "ineq", "fun": lambda y: matrix[1:] @ (y - inside) + width[1:]},
+            {"type": "ineq", "fun": lambda y: width[1:] - matrix[1:] @ (y - inside)},
+        ],
+        options={"ftol": 1e-13, "maxiter": 500},
+    )
+    assert objective.value(solution.y) <= other.fun + 1e-7 * (1 + abs(other.fun))
+    if other.success:
+        assert objective.value(solution.y) == pytest.approx(other.fun, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 2**31))
+def test_degenerate_integer_problems_satisfy_the_optimality_conditions(seed):
+    rng = np.random.default_rng(seed)
+    size, number = rng.integers(1, 6), rng.integers(1, 9)
+    factor = rng.integers(-2, 3, (size, rng.integers(0, size + 1))).astype(float)
+    objective = quadratic(factor @ factor.T, rng.integers(-4, 5, size))
+    matrix = np.vstack([rng.integers(-2, 3, (number, size)), np.eye(size)]).astype(float)
+    inside = rng.integers(-2, 3, size).astype(float)
+    below, above = rng.integers(0, 3, (2, number + size))
+    constraints = rows(matrix, matrix @ inside - below, matrix @ inside + above, relaxable=int(number))
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    assert solution.relaxation <= 1e-9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_linear_objectives_agree_with_highs(seed):
+    rng = np.random.default_rng(seed)
+    cost, matrix = rng.integers(-5, 6, 6).astype(float), rng.integers(-3, 4, (8, 6)).astype(float)
+    constraints = rows(np.vstack([matrix, np.eye(6)]), [-INF] * 8 + [0.0] * 6, [4.0] * 8 + [5.0] * 6)
+    solution = minimise(quadratic(np.zeros((6, 6)), cost), constraints)
+    other = scipy.optimize.linprog(cost, matrix, np.full(8, 4.0), bounds=(0, 5))
+    assert cost @ solution.y == pytest.approx(other.fun, abs=1e-9)
+    assert_optimal(quadratic(np.zeros((6, 6)), cost), constraints, solution)
+
+
+# ---------------------------------------------------------------- conditioning and invariances
+
+
+def reference_problem(seed=3):
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    matrix = basis @ np.diag(np.geomspace(1e-2, 1e2, 8)) @ basis.T
+    wall = np.vstack([rng.normal(size=(6, 8)), np.eye(8)])
+    lower = np.append(np.full(6, -INF), np.full(8, -1.0))
+    upper = np.append(rng.uniform(0, 0.2, 6), np.full(8, 1.0))
+    lower[0] = upper[0]
+    return (matrix + matrix.T) / 2, 3 * rng.normal(size=8), wall, lower, upper
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_condition_number_and_row_scaling_do_not_change_the_answer(seed):
+    matrix, linear, wall, lower, upper = reference_problem(seed)
+    objective = quadratic(matrix, linear)
+    plain = minimise(objective, rows(wall, lower, upper))
+    assert_optimal(objective, rows(wall, lower, upper), plain)
+    scale = 10.0 ** np.random.default_rng(seed).uniform(-4, 4, len(lower))
+    scaled = minimise(objective, rows(scale[:, None] * wall, scale * lower, scale * upper))
+    assert scaled.outcome is Outcome.OPTIMAL
+    np.testing.assert_allclose(scaled.y, plain.y, atol=1e-9)
+    np.testing.assert_allclose(scaled.multipliers * scale, plain.multipliers, atol=1e-8)
+
+
+def test_permuting_variables_and_rows_permutes_the_answer():
+    matrix, linear, wall, lower, upper = reference_problem()
+    plain = minimise(quadratic(matrix, linear), rows(wall, lower, upper))
+    rng = np.random.default_rng(0)
+    columns, order = rng.permutation(8), rng.permutation(len(lower))
+    moved = minimise(
+        quadratic(matrix[np.ix_(columns, columns)], linear[columns]),
+        rows(wall[np.ix_(order, columns)], lower[order], upper[order]),
+    )
+    np.testing.assert_allclose(moved.y, plain.y[columns], atol=1e-10)
+    np.testing.assert_allclose(moved.multipliers, plain.multipliers[order], atol=1e-9)
+
+
+def test_splitting_the_equality_does_not_change_the_answer():
+    matrix, linear, wall, lower, upper = reference_problem()
+    plain = minimise(quadratic(matrix, linear), rows(wall, lower, upper))
+    split = minimise(
+        quadratic(matrix, linear),
+        rows(np.vstack([wall, wall[0]]), np.append([-INF], np.append(lower[1:], lower[0])), np.append(upper, INF)),
+    )
+    np.testing.assert_allclose(split.y, plain.y, atol=1e-10)
+    assert split.multipliers[0] + split.multipliers[-1] == pytest.approx(plain.multipliers[0], abs=1e-8)
+
+
+def test_the_start_does_not_change_the_answer():
+    rng = np.random.default_rng(1)
+    objective = log_sum_exp(rng.integers(-2, 3, (7, 5)).astype(float))
+    constraints = rows(np.vstack([rng.normal(size=(2, 5)), np.eye(5)]), -1, 1)
+    answers = [minimise(objective, constraints, start).y for start in (None, 100 * rng.normal(size=5), np.ones(5))]
+    np.testing.assert_allclose(answers[1], answers[0], atol=1e-8)
+    np.testing.assert_allclose(answers[2], answers[0], atol=1e-8)
+
+
+# ---------------------------------------------------------------- networks
+
+
+def network_problem(name, capacity=None) -> tuple[Objective, Constraints, np.ndarray]:
+    """Lower level of the network design problem: shares of the OD pairs first, then link flows per OD pair."""
+    folder = Path(os.environ.get("BILEVAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    path = folder / "networks" / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"{path} is missing; set BILEVAX_DATA to the folder with the data")
+    record = json.loads(path.read_text())
+    links, pairs = record["links"], record["od"]
+    if capacity is None:
+        capacity = np.array(record["x_start"])
+    nodes = 1 + max(max(link["i"], link["j"]) for link in links)
+    incidence = np.zeros((nodes, len(links)))
+    for k, link in enumerate(links):
+        incidence[link["i"], k] += 1
+        incidence[link["j"], k] -= 1
+    used = np.flatnonzero(np.any(incidence != 0, axis=1))
+    position = {int(node): k for k, node in enumerate(used)}
+    supply = sparse.lil_matrix((len(used) * len(pairs), len(pairs)))
+    for k, pair in enumerate(pairs):
+        supply[k * len(used) + position[pair["o"]], k] = -1
+        supply[k * len(used) + position[pair["d"]], k] = 1
+    weight = np.array([pair["w"] for pair in pairs])
+    shares, size = len(pairs), len(pairs) * (1 + len(links))
+    conservation = sparse.hstack([supply, sparse.kron(sparse.eye(shares), sparse.csr_matrix(incidence[used]))])
+    loads = sparse.hstack(
+        [sparse.csr_matrix((len(links), shares)), sparse.kron(weight[None, :], sparse.eye(len(links)))]
+    )
+    balance = np.zeros(conservation.shape[0])
+    floor = np.append(np.full(shares, 1e-6), np.zeros(size - shares))
+    ceiling = np.append(np.full(shares, 1 - 1e-6), np.ones(size - shares))
+    constraints = Constraints(
+        sparse.csr_matrix(sparse.vstack([conservation, loads, sparse.eye(size)])),
+        np.concatenate([balance, np.full(len(links), -INF), floor]),
+        np.concatenate([balance, np.broadcast_to(capacity, len(links)), ceiling]),
+        relaxable=len(balance) + len(links),
+    )
+    time = np.array([link["t"] for link in links])
+    linear = np.append([-pair["w"] * pair["t_ext"] for pair in pairs], np.kron(weight, time))
+
+    def value(y):
+        s = y[:shares]
+        return float(linear @ y + weight @ (s * np.log(s) + (1 - s) * np.log1p(-s)))
+
+    def gradient(y):
+        s = y[:shares]
+        return linear + np.append(weight * (np.log(s) - np.log1p(-s)), np.zeros(size - shares))
+
+    def hessian(y):
+        s = y[:shares]
+        return sparse.diags(np.append(weight / (s * (1 - s)), np.zeros(size - shares))).tocsc()
+
+    start = np.append(np.full(shares, 0.5), np.zeros(size - shares))
+    return Objective(value, gradient, hessian), constraints, start
+
+
+def test_three_node_network_is_the_logit_when_roads_are_wide():
+    objective, constraints, start = network_problem("net3", 1e3)
+    solution = minimise(objective, constraints, start)
+    assert_optimal(objective, constraints, solution)
+    # Wide roads: the share of a pair is the logit of its external time minus its shortest path.
+    assert solution.y[:6].max() == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-9)
+
+
+@pytest.mark.parametrize("capacity", [1e-3, 0.3, 30.0])
+def test_nine_node_network(capacity):
+    objective, constraints, start = network_problem("net9", capacity)
+    solution = minimise(objective, constraints, start)
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.residual <= 1e-9
+
+
+def test_closed_network_is_infeasible():
+    objective, constraints, start = network_problem("net9", 0.0)
+    solution = minimise(objective, constraints, start)
+    assert solution.outcome is Outcome.INFEASIBLE
+    assert 0 < solution.relaxation <= 1e-6
+
+
+def test_seville_size():
+    objective, constraints, start = network_problem("seville24", 0.001)
+    assert start.size == 49128
+    solution = minimise(objective, constraints, start)
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.residual <= 1e-9
