@@ -139,20 +139,43 @@ def toy() -> bx.BilevelProblem:
 TOY_MINIMA = np.array([0.14889100, 0.98622483, 2.01972563, 2.99077403])
 
 
-def hinge(upper: Callable[..., Any]) -> bx.BilevelProblem:
-    """Any upper objective over y*(x) = max(x, 0)."""
-    return bx.BilevelProblem(
-        upper=upper, lower=lambda x, y: (y - x) ** 2, coupling=bx.LinearCoupling(A=-1.0, B=0.0, upper=0.0)
-    )
+def linear_upper(x: Any, y: Any, slopes: Any) -> Any:
+    """An upper objective whose numbers are data: one compiled program for a whole table of cases."""
+    return jnp.sum(slopes["x"] * x) + jnp.sum(slopes["y"] * y) + jnp.sum(slopes["x^2"] * x**2)
 
 
-def bordered(upper: Callable[..., Any]) -> bx.BilevelProblem:
-    """Any upper objective over 1 <= y <= x: feasible for x >= 1 only, and y*(x) = min(x, 2)."""
-    return bx.BilevelProblem(
-        upper=upper,
-        lower=lambda x, y: jnp.sum((y - 2.0) ** 2),
-        coupling=bx.LinearCoupling(A=[[1.0], [-1.0]], B=[[-1.0], [0.0]], upper=[0.0, -1.0]),
-    )
+def slopes(x: Any, y: Any = 0.0, square: float = 0.0) -> dict[str, Any]:
+    """The data of `linear_upper`: ``x . x + y . y + square |x|^2``."""
+    return {"x": np.array(x, float), "y": np.array(y, float), "x^2": np.array(square, float)}
+
+
+def _follow(x: Any, y: Any, slopes: Any) -> Any:
+    return jnp.sum((y - x) ** 2)
+
+
+def _toward_two(x: Any, y: Any, slopes: Any) -> Any:
+    return jnp.sum((y - 2.0) ** 2)
+
+
+def hinge(data: dict[str, Any]) -> bx.BilevelProblem:
+    """y*(x) = max(x, 0)."""
+    return bx.BilevelProblem(linear_upper, _follow, bx.LinearCoupling(A=-1.0, B=0.0, upper=0.0), data=data)
+
+
+def valley(data: dict[str, Any]) -> bx.BilevelProblem:
+    """y*(x) = max(x, 0) in each of two variables."""
+    return bx.BilevelProblem(linear_upper, _follow, y_set=bx.NonNegative(), y_like=np.zeros(2), data=data)
+
+
+def bordered(data: dict[str, Any]) -> bx.BilevelProblem:
+    """1 <= y <= x: feasible for x >= 1 only, and y*(x) = min(x, 2)."""
+    rows = bx.LinearCoupling(A=[[1.0], [-1.0]], B=[[-1.0], [0.0]], upper=[0.0, -1.0])
+    return bx.BilevelProblem(linear_upper, _toward_two, rows, data=data)
+
+
+def following(data: dict[str, Any], x_set: bx.Box, like: Any) -> bx.BilevelProblem:
+    """y*(x) = x, over a set X."""
+    return bx.BilevelProblem(linear_upper, _follow, x_set=x_set, y_like=like, data=data)
 
 
 TEXTBOOK = [
@@ -194,12 +217,12 @@ TEXTBOOK = [
     ),
     Textbook(
         "kink",  # Phi = 2 x right of 0, -x left of it
-        lambda: hinge(lambda x, y: 3 * y - x),
+        lambda: hinge(slopes(-1.0, 3.0)),
         x=0.0, y=0.0, value=0.0, multipliers=[0.0], licq=True, strict=False,
     ),
     Textbook(
         "border",  # feasible for x >= 1; there y = 1 and both rows press: 2 (y - 2) + l1 - l2 = 0
-        lambda: bordered(lambda x, y: jnp.sum(x + y)),
+        lambda: bordered(slopes(1.0, 1.0)),
         x=[1.0], y=[1.0], value=2.0, multipliers=None, licq=False, strict=False,
     ),
     Textbook(

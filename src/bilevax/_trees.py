@@ -66,7 +66,8 @@ def flatten_host(a: PyTree) -> np.ndarray:
 
 def shapes(a: PyTree) -> PyTree:
     """Return the tree's shapes and dtypes without its values."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.result_type(leaf)), a)
+    dtype = lambda leaf: leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), dtype(leaf)), a)
 
 
 def zeros(like: PyTree) -> PyTree:
@@ -89,6 +90,18 @@ def host_floats(value: Any) -> Any:
     Tracers pass through: a problem may be built inside ``jit`` or ``vmap``.
     """
     return value if isinstance(value, Tracer) else np.asarray(value, dtype=np.float64)
+
+
+def map_arrays(function: Any, tree: Any) -> Any:
+    """Apply a function to the leaves, a list of numbers (of lists of numbers ...) being one array as in SciPy."""
+    return jax.tree.map(function, tree, is_leaf=_is_list_of_numbers)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    number = lambda entry: isinstance(entry, int | float | np.generic | jax.Array) and np.ndim(entry) == 0
+    return isinstance(value, list) and all(
+        _is_list_of_numbers(entry) or (is_concrete(entry) and number(entry)) for entry in value
+    )
 
 
 def is_concrete(value: Any) -> bool:

@@ -290,29 +290,21 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
     ).tocsr()
     bound = np.concatenate([constraints.upper[above], -constraints.lower[below]])
     cost = np.append(np.zeros(size), 1.0)
+    status, point = None, np.full(size + 1, np.nan)
     if not constraints.balls and number + size <= 40 * _BASIC:
         # A simplex vertex is exact to rounding, which an interior point is not.
         options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
         sides = [(None, None)] * size + [(0.0, None)]
         answer = scipy.optimize.linprog(cost, matrix, bound, bounds=sides, method="highs", options=options)
-        solved, point = answer.status == 0, answer.x
-    else:
+        status = {0: _Status.SOLVED, 2: _Status.INFEASIBLE}.get(answer.status)
+        point = answer.x
+    if status is None:
         lifted = sparse.vstack([matrix, -sparse.eye_array(1, size + 1, k=size)]).tocsr()
-        lower = np.full(len(bound) + 1, -np.inf)
-        rows = _Rows(
-            lifted,
-            lower,
-            np.append(bound, 0.0),
-            constraints.balls,
-            np.arange(len(lower)),
-            np.ones(len(lower)),
-        )
+        ceiling, count = np.append(bound, 0.0), len(bound) + 1
+        rows = _Rows(lifted, np.full(count, -np.inf), ceiling, constraints.balls, np.arange(count), np.ones(count))
         step = _quadratic_program(sparse.csc_matrix((size + 1, size + 1)), cost, rows, np.zeros(size + 1), 0.0)
-        solved, point = (
-            step.status is not _Status.INFEASIBLE and np.all(np.isfinite(step.direction)),
-            step.direction,
-        )
-    if not solved:
+        status, point = step.status, step.direction
+    if status is _Status.INFEASIBLE or not np.all(np.isfinite(point)):
         return np.inf, np.full(size, np.nan)
     y = point[:size]
     activity = constraints.matrix[: constraints.relaxable] @ y
@@ -484,6 +476,7 @@ def _quadratic_program(
         weight = (proximal + extra) * max(largest, scale)
         settings = clarabel.DefaultSettings()
         settings.verbose = False
+        settings.max_iter = 100
         settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
         quadratic = sparse.triu((hessian + weight * identity) / scale, format="csc")
         answer = clarabel.DefaultSolver(quadratic, gradient / scale, matrix, side, cones, settings).solve()
@@ -505,7 +498,8 @@ def _quadratic_program(
             ball_multipliers[k] = dual[position] / ball.radius
             position += len(ball.index) + 1
         step = _Step(found, np.array(answer.x), multipliers, ball_multipliers)
-        if found is not _Status.ROUGH:
+        # What stalls far from feasibility is most likely infeasible: measuring that is quicker than trying again.
+        if found is not _Status.ROUGH or rows.infeasibility(y + step.direction) > 1e-7 + 2 * room:
             break
     assert step is not None
     return step
@@ -828,4 +822,4 @@ def _descends_forever(
     ray = np.where(abs(answer.x) > 1e-9, answer.x, 0.0)  # rounding dust would bend the values far out
     value, slope = objective.value(y), gradient @ ray
     lengths = 10.0 ** np.arange(14)
-    return slope < 0 and all(objective.value(y + s * ray) <= value + 0.5 * s * slope for s in lengths)
+    return bool(slope < 0 and all(objective.value(y + s * ray) <= value + 0.5 * s * slope for s in lengths))

@@ -140,8 +140,8 @@ class AffineCoupling(Coupling):
 
     def __init__(self, fn: Callable[..., PyTree], lower: PyTree = -np.inf, upper: PyTree = np.inf):
         self.fn = fn
-        self.lower = jax.tree.map(_trees.host_floats, lower)
-        self.upper = jax.tree.map(_trees.host_floats, upper)
+        self.lower = _trees.map_arrays(_trees.host_floats, lower)
+        self.upper = _trees.map_arrays(_trees.host_floats, upper)
 
     def __check_init__(self):
         for side, bound in (("lower", self.lower), ("upper", self.upper)):

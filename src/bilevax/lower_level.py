@@ -114,4 +114,4 @@ def constraints_at(flat: FlatProblem, x: np.ndarray) -> Constraints:
 
 def _example(y_like: PyTree) -> PyTree:
     """Return zeros shaped like an example of y, or None."""
-    return None if y_like is None else jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)), y_like)
+    return None if y_like is None else _trees.map_arrays(lambda leaf: np.zeros(np.shape(leaf)), y_like)

@@ -57,7 +57,7 @@ class BilevelProblem(eqx.Module):
         self.x_set = Free() if x_set is None else x_set
         self.y_set = Free() if y_set is None else y_set
         self.data = jax.tree.map(_host_data, data)
-        self.y_like = None if y_like is None else jax.tree.map(_as_shape, y_like)
+        self.y_like = None if y_like is None else _trees.map_arrays(_as_shape, y_like)
 
     def __check_init__(self):
         for name in ("upper", "lower"):
@@ -208,9 +208,7 @@ def _start(value: PyTree, name: str, dtype: Any) -> PyTree:
             )
         return jnp.asarray(array, dtype)
 
-    if isinstance(value, list):  # a plain list of numbers is a vector, as everywhere in SciPy
-        value = np.asarray(value, dtype=np.float64)
-    return jax.tree.map(convert, value)
+    return _trees.map_arrays(convert, value)
 
 
 def _shape_key(tree: PyTree) -> Any:

@@ -140,8 +140,8 @@ def hypergradient(problem: BilevelProblem, x: PyTree, y: PyTree = None) -> PyTre
 def augmented_lagrangian(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> Float[Array, ""]:
     """Return K at a state, a pure JAX function; delta, rho1 and rho2 are the solver's.
 
-        K = delta f(x, y) + g(x, y) - g(x, z) + u'(h(x, y) - s_y) - v'(h(x, z) - s_z)
-            + rho1/2 |h(x, y) - s_y|^2 - rho2/2 |h(x, z) - s_z|^2
+    K = delta f(x, y) + g(x, y) - g(x, z) + u'(h(x, y) - s_y) - v'(h(x, z) - s_z)
+        + rho1/2 |h(x, y) - s_y|^2 - rho2/2 |h(x, z) - s_z|^2
     """  # noqa: D214
     x, y, z, s_y, s_z, u, v = state
     residual_y = _trees.subtract(problem.rows(x, y), s_y)
@@ -159,7 +159,9 @@ def inner_optimum(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> 
     """
     for name in ("rho1", "rho2"):
         if not getattr(solver, name) > 0:
-            raise ValueError(f"{name}: expected a number > 0, else K need not have an optimum, got {getattr(solver, name)}.")
+            raise ValueError(
+                f"{name}: expected a number > 0, else K need not have an optimum, got {getattr(solver, name)}."
+            )
     flat = FlatProblem(problem, state.x, state.y)
     x, u, v = (_trees.flatten_host(part) for part in (state.x, state.u, state.v))
     offset = _row_offset(flat)
@@ -168,7 +170,9 @@ def inner_optimum(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> 
         ("y", "s_y", u, solver.rho1, solver.delta),
         ("z", "s_z", v, solver.rho2, 0.0),
     ):
-        start = np.concatenate([_trees.flatten_host(getattr(state, name)), _trees.flatten_host(getattr(state, slack)) - offset])
+        start = np.concatenate(
+            [_trees.flatten_host(getattr(state, name)), _trees.flatten_host(getattr(state, slack)) - offset]
+        )
         objective = _augmented_objective(flat, x, multipliers, float(rho), float(penalty))
         solution = _proven(minimise(objective, _slack_constraints(flat), start), f"K in ({name}, {slack})")
         best[name] = flat.y_tree(solution.y[: flat.n_y])

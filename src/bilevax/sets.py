@@ -75,8 +75,8 @@ class Box(ConvexSet):
     upper: PyTree
 
     def __init__(self, lower: PyTree, upper: PyTree):
-        self.lower = jax.tree.map(_trees.host_floats, lower)
-        self.upper = jax.tree.map(_trees.host_floats, upper)
+        self.lower = _trees.map_arrays(_trees.host_floats, lower)
+        self.upper = _trees.map_arrays(_trees.host_floats, upper)
 
     def __check_init__(self):
         for side, bound in (("lower", self.lower), ("upper", self.upper)):
@@ -174,7 +174,7 @@ class Ball(ConvexSet):
 
     def __init__(self, radius: Any, center: PyTree = 0.0):
         self.radius = _trees.host_floats(radius)
-        self.center = jax.tree.map(_trees.host_floats, center)
+        self.center = _trees.map_arrays(_trees.host_floats, center)
 
     def __check_init__(self):
         if self.radius.ndim or (_trees.is_concrete(self.radius) and not 0 < self.radius < np.inf):

@@ -44,6 +44,7 @@ from bilevax.derivatives import FlatProblem
 _ACTIVITY = (1e-9, 1e-7, 1e-5)
 _GOOD = 1e-8
 _MAX_PIECES = 1024
+_FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
 _MAX_OPTIONAL = 100
 _SAMPLES = 256
 _MAX_DENSE = 4_000_000
@@ -125,10 +126,15 @@ def _measure_with(point: _Point, active: _Active, weak: np.ndarray, margin: floa
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     scale = 1 + max([np.linalg.norm(point.f_x), *norms])
     strong = _strong_distance(point, active, weak, sometimes)
-    if strong is not None and strong / scale <= _GOOD:
-        return found(strong / scale, "strong")
+    solved = strong is not None and strong / scale <= _GOOD
     candidates = [] if strong is None else [(strong / scale, "strong")]
+    if solved and weak.sum() > _FEW_WEAK:
+        return found(*candidates[0])
     pieces, complete = _adjacent_pieces(point, active, weak, unique)
+    if complete and unique.all():
+        gradient = _common_gradient(pieces)  # read by `found`
+    if solved:
+        return found(*candidates[0])
     if pieces:
         scale = 1 + max(np.linalg.norm(piece.gradient) for piece in pieces)
         hull = _hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
@@ -136,6 +142,15 @@ def _measure_with(point: _Point, active: _Active, weak: np.ndarray, margin: floa
             distance = max(hull, _steepest_descent(point, pieces))
             candidates.append((distance / scale, f"hull of {len(pieces)}{'' if complete else ' sampled'} pieces"))
     return found(*min(candidates, default=(np.inf, "none applies")))
+
+
+def _common_gradient(pieces: "list[_Piece]") -> np.ndarray | None:
+    """Return the gradient that all pieces share: Phi is smooth across a row that comes and goes without effect."""
+    if not pieces:
+        return None
+    first = pieces[0].gradient
+    tolerance = 1e-9 * (1 + np.linalg.norm(first))
+    return first if all(np.linalg.norm(piece.gradient - first) <= tolerance for piece in pieces) else None
 
 
 def _derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> _Point:
@@ -568,15 +583,21 @@ def _least_norm(
     cones = [clarabel.ZeroConeT(matrix.shape[0])]
     if signs.shape[0]:
         cones.append(clarabel.NonnegativeConeT(signs.shape[0]))
-    cost = sp.diags(np.r_[np.ones(leading), np.zeros(total - leading)], format="csc")
+    # The norm itself as a cone, |v| <= t with t last: least squares to 1e-11 would give the norm to 3e-6 only.
+    cones.append(clarabel.SecondOrderConeT(leading + 1))
+    bound = sp.csr_matrix(([1.0], ([0], [total])), shape=(1, total + 1))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
     settings.max_iter = 200
-    everything = sp.vstack([matrix, -signs], format="csc")
-    bounds = np.concatenate([right / scale, np.zeros(signs.shape[0])])
-    answer = clarabel.DefaultSolver(cost, np.zeros(total), everything, bounds, cones, settings).solve()
-    solution = np.array(answer.x)
+    rows = sp.vstack([matrix, -signs])
+    everything = sp.vstack(
+        [sp.hstack([rows, sp.csr_matrix((rows.shape[0], 1))]), -bound, -sp.eye(leading, total + 1)], format="csc"
+    )
+    bounds = np.concatenate([right / scale, np.zeros(signs.shape[0] + leading + 1)])
+    cost, linear = sp.csc_matrix((total + 1, total + 1)), np.r_[np.zeros(total), 1.0]
+    answer = clarabel.DefaultSolver(cost, linear, everything, bounds, cones, settings).solve()
+    solution = np.array(answer.x)[:total]
     # The answer is judged by its own residual, not by the solver's word for it.
     wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(
         initial=0.0

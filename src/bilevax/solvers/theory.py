@@ -179,7 +179,9 @@ def estimate_constants(
     upper = [_joint_hessian(flat, "upper", *point) for point in points]
     curvature = [scipy.linalg.eigvalsh(hessian[flat.n_x :, flat.n_x :])[0] for hessian in lower]
     singular_a = scipy.linalg.svdvals(flat.rows.A.toarray()) if flat.rows.A.shape[0] else np.zeros(0)
-    full_rank = len(singular_a) == flat.rows.A.shape[0] and np.all(singular_a > _RANK_TOLERANCE * singular_a.max(initial=0))
+    full_rank = len(singular_a) == flat.rows.A.shape[0] and np.all(
+        singular_a > _RANK_TOLERANCE * singular_a.max(initial=0)
+    )
     return TheoryConstants(
         mu_g=float(min(curvature)),
         l_g1=max(map(_spectral_norm, lower)),
@@ -472,7 +474,9 @@ def _error_bound_matrix(flat: FlatProblem) -> np.ndarray:
     """Return the matrix M of `theta_bar`."""
     rows, simple = flat.rows, flat.y_rows
     if simple.balls:
-        raise ValueError("theta_bar: expected a polyhedron Y, got a ball: the dual error bound holds for polyhedra only.")
+        raise ValueError(
+            "theta_bar: expected a polyhedron Y, got a ball: the dual error bound holds for polyhedra only."
+        )
     moving = rows.lower != rows.upper
     extended = np.hstack([rows.A.toarray(), -np.eye(len(moving))[:, moving]])
     bounds = sp.block_diag([simple.matrix, sp.eye(int(moving.sum()))]).toarray()

@@ -1,0 +1,285 @@
+"""The lower level in the space of its rows.
+
+With H the lower Hessian, all rows stacked in R (equalities first, then one-sided inequalities ``R y + N x <= c`` scaled to
+unit length), and y0 the point of expansion, the minimiser under multipliers ``force`` is
+
+    y = y_free - H^-1 R' force,       y_free = y0 - H^-1 grad_y g(x, y0),
+
+and the rows take the values ``R y + N x - c = free - S force`` with the compliance ``S = R H^-1 R'``. The lower level is then
+the linear complementarity problem ``0 <= force  _|_  free - S force <= 0`` in as many unknowns as there are rows, and x
+enters through ``slope = d free / dx = N - R H^-1 G`` alone. For quadratic g, H^-1 R', S and slope are computed once.
+"""
+
+import dataclasses
+
+import numpy as np
+import scipy.linalg as sla
+import scipy.sparse as sp
+
+from bilevax.derivatives import FlatProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedRows:
+    """All lower-level rows, equalities first, each of unit length in (y, x)."""
+
+    R: np.ndarray
+    N: np.ndarray
+    c: np.ndarray
+    equalities: int
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self.c)
+
+    @property
+    def inequality(self) -> np.ndarray:
+        """Mask of the one-sided rows."""
+        return np.arange(self.count) >= self.equalities
+
+
+def stack_rows(flat: FlatProblem) -> StackedRows:
+    """Return the coupling's rows and those of Y, oriented and scaled."""
+    rows, simple = flat.rows, flat.y_rows
+    matrix = sp.vstack([rows.A, simple.matrix], format="csr").toarray()
+    x_matrix = np.vstack([rows.B.toarray(), np.zeros((simple.matrix.shape[0], flat.n_x))])
+    lower, upper = np.concatenate([rows.lower, simple.lower]), np.concatenate([rows.upper, simple.upper])
+    equal = lower == upper
+    parts = [(matrix[equal], x_matrix[equal], upper[equal])]
+    above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
+    parts += [(matrix[above], x_matrix[above], upper[above]), (-matrix[below], -x_matrix[below], -lower[below])]
+    R, N, c = (np.concatenate([part[index] for part in parts]) for index in range(3))
+    length = np.sqrt((R**2).sum(axis=1) + (N**2).sum(axis=1))
+    length[length == 0] = 1.0
+    return StackedRows(R / length[:, None], N / length[:, None], c / length, int(equal.sum()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Expansion:
+    """The lower level's quadratic model around (x, y0), reduced to its rows."""
+
+    factor: tuple[np.ndarray, bool]
+    hessian: sp.csc_matrix
+    mixed: np.ndarray
+    inverse_rows: np.ndarray
+    compliance: np.ndarray
+    slope: np.ndarray
+
+    def solve(self, right: np.ndarray) -> np.ndarray:
+        """Apply H^-1."""
+        return sla.cho_solve(self.factor, right, check_finite=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class LowerPoint:
+    """The exact lower level at x: its answer, the rows' values and forces, and the expansion there."""
+
+    x: np.ndarray
+    y: np.ndarray
+    force: np.ndarray
+    value: np.ndarray
+    held: np.ndarray
+    expansion: Expansion
+    violation: float
+
+
+class LowerModel:
+    """Exact lower-level answers at many x, each started from the last."""
+
+    def __init__(self, flat: FlatProblem):
+        self.flat = flat
+        self.rows = stack_rows(flat)
+        self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
+
+    def expand(self, x: np.ndarray, y: np.ndarray) -> Expansion:
+        """Return the model at (x, y), reusing the last where the second derivatives have not changed."""
+        hessian = self.flat.hessian("lower", "y", "y", x, y)
+        mixed = self.flat.hessian("lower", "y", "x", x, y)
+        if self._cached is not None and self._cached[0] is hessian and self._cached[1] is mixed:
+            return self._cached[2]
+        dense, mixed_dense = hessian.toarray(), mixed.toarray()
+        if not (np.isfinite(dense).all() and np.isfinite(mixed_dense).all()):
+            raise FloatingPointError("the lower objective has a second derivative that is not finite")
+        factor = _cholesky(dense)
+        inverse_rows = sla.cho_solve(factor, self.rows.R.T, check_finite=False)
+        compliance = self.rows.R @ inverse_rows
+        expansion = Expansion(
+            factor=factor,
+            hessian=hessian,
+            mixed=mixed_dense,
+            inverse_rows=inverse_rows,
+            compliance=0.5 * (compliance + compliance.T),
+            slope=self.rows.N - inverse_rows.T @ mixed_dense,
+        )
+        self._cached = (hessian, mixed, expansion)
+        return expansion
+
+    def solve(self, x: np.ndarray, y: np.ndarray, held: np.ndarray | None = None) -> LowerPoint | None:
+        """Solve the lower level at x from the guess (y, held rows); None where it is infeasible or fails."""
+        rows = self.rows
+        held = ~rows.inequality if held is None else held | ~rows.inequality
+        value = self.flat.value("lower", x, y)
+        for _ in range(_MAX_NEWTON):
+            expansion = self.expand(x, y)
+            gradient = self.flat.gradients("lower", x, y)[1]
+            free_y = y - expansion.solve(gradient)
+            free = rows.R @ free_y + rows.N @ x - rows.c
+            solved = solve_complementarity(expansion.compliance, free, rows.inequality, held)
+            if solved is None:
+                return None
+            force, held = solved
+            target = free_y - expansion.inverse_rows @ force
+            target_gradient = self.flat.gradients("lower", x, target)[1]
+            scale = 1 + np.abs(target_gradient).max(initial=0.0) + np.abs(force).max(initial=0.0)
+            residual = np.abs(target_gradient + rows.R.T @ force).max(initial=0.0)
+            if residual <= 1e-10 * scale:
+                values = rows.R @ target + rows.N @ x - rows.c
+                worst = np.maximum(np.where(rows.inequality, values, np.abs(values)).max(initial=0.0), 0.0)
+                return LowerPoint(x, target, force, values, held, self.expand(x, target), float(worst))
+            # Both ends satisfy the rows once y does, so g itself is the merit function.
+            step, feasible = target - y, np.all(rows.R @ y + rows.N @ x - rows.c <= 1e-9)
+            length = 1.0
+            while length > 1e-10:
+                trial = y + length * step
+                trial_value = self.flat.value("lower", x, trial)
+                slope = 1e-4 * length * float(gradient @ step)
+                if np.isfinite(trial_value) and (not feasible or trial_value <= value + slope + 1e-14 * abs(value)):
+                    break
+                length *= 0.5
+            y, value = y + length * step, trial_value
+            if not np.isfinite(value):
+                return None
+        return None
+
+
+_MAX_NEWTON = 60
+_MAX_PIVOTS = 40
+
+
+def solve_complementarity(
+    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, held: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Solve ``0 <= force _|_ free - compliance force <= 0`` (equality rows: value 0, force free).
+
+    A primal-dual active set from the rows ``held``; if it cycles, an interior point finds them instead.
+    """
+    if len(free) == 0:
+        return np.zeros(0), np.zeros(0, bool)
+    size = 1 + np.abs(free).max()
+    answer = _pivot(compliance, free, inequality, held, size)
+    if answer is None:
+        centred = centre(compliance, free, inequality, 1e-14 * size, 0.0)
+        if centred is None:
+            return None
+        force, slack = centred
+        answer = _pivot(compliance, free, inequality, ~inequality | (force > slack), size)
+    return answer
+
+
+def _pivot(
+    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, held: np.ndarray, size: float
+) -> tuple[np.ndarray, np.ndarray] | None:
+    stiffness = np.where(np.diag(compliance) > 1e-12, 1 / np.maximum(np.diag(compliance), 1e-12), 1.0)
+    seen = set()
+    for _ in range(_MAX_PIVOTS):
+        force = np.zeros(len(free))
+        if held.any():
+            try:
+                factor = _cholesky(compliance[np.ix_(held, held)])
+            except np.linalg.LinAlgError:
+                return None
+            force[held] = sla.cho_solve(factor, free[held], check_finite=False)
+            # One refinement: dependent rows leave the factor only approximately right.
+            force[held] += sla.cho_solve(factor, free[held] - compliance[np.ix_(held, held)] @ force[held])
+        value = free - compliance @ force
+        largest = 1 + np.abs(force).max()
+        dropped = held & inequality & (force < -1e-11 * largest)
+        added = ~held & (value > 1e-11 * size)
+        if not (dropped.any() or added.any()):
+            consistent = np.abs(value[held]).max(initial=0.0) <= 1e-8 * size
+            return (np.where(inequality, np.maximum(force, 0.0), force), held) if consistent else None
+        key = held.tobytes()
+        if key in seen:
+            # Cycling: change only the worst row, as the simplex method would.
+            score = np.where(dropped, -force, 0.0) + np.where(added, value * stiffness, 0.0)
+            worst = np.argmax(score)
+            held = held.copy()
+            held[worst] = ~held[worst]
+            if held.tobytes() in seen:
+                return None
+        else:
+            seen.add(key)
+            held = (held & ~dropped) | added
+    return None
+
+
+def centre(
+    compliance: np.ndarray,
+    free: np.ndarray,
+    inequality: np.ndarray,
+    barrier: float,
+    softness: float,
+    start: tuple[np.ndarray, np.ndarray] | None = None,
+    tolerance: float = 1e-7,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (force, slack) on the central path of the softened complementarity problem.
+
+        free - (compliance + softness) force + slack = 0,   force * slack = barrier,   both positive,
+
+    equality rows without slack. With ``softness > 0`` it exists for every ``free``, feasible or not.
+    """
+    count = len(free)
+    matrix = compliance + softness * np.eye(count)
+    scale = 1 + np.abs(free).max()
+    if start is None:
+        level = np.sqrt(max(barrier, 1e-2 * scale))
+        force = np.where(inequality, level, 0.0)
+        slack = np.where(inequality, np.maximum(-free, level), 0.0)
+    else:
+        force, slack = (part.copy() for part in start)
+        floor = 1e-3 * np.sqrt(barrier)
+        force[inequality], slack[inequality] = (np.maximum(v[inequality], floor) for v in (force, slack))
+    open_rows = np.flatnonzero(inequality)
+    for _ in range(_MAX_CENTRING):
+        residual = free - matrix @ force + slack
+        product = force[open_rows] * slack[open_rows]
+        average = product.mean() if len(open_rows) else 0.0
+        off = np.abs(product - barrier).max(initial=0.0)
+        if np.abs(residual).max() <= tolerance * 1e-2 * scale and off <= tolerance * 1e2 * max(barrier, 1e-300) + 1e-15:
+            return force, slack
+        aim = max(barrier, 0.1 * average)
+        diagonal = np.zeros(count)
+        diagonal[open_rows] = slack[open_rows] / force[open_rows]
+        try:
+            factor = sla.cho_factor(matrix + np.diag(diagonal + 1e-14 * scale), check_finite=False)
+        except np.linalg.LinAlgError:
+            return None
+        right = residual.copy()
+        right[open_rows] += aim / force[open_rows] - slack[open_rows]
+        step_force = sla.cho_solve(factor, right, check_finite=False)
+        step_slack = np.zeros(count)
+        step_slack[open_rows] = (aim - product - slack[open_rows] * step_force[open_rows]) / force[open_rows]
+        length = 1.0
+        for value, step in ((force, step_force), (slack, step_slack)):
+            shrinking = inequality & (step < 0)
+            if shrinking.any():
+                length = min(length, 0.995 * float(np.min(-value[shrinking] / step[shrinking])))
+        force, slack = force + length * step_force, slack + length * step_slack
+        if not np.isfinite(force).all():
+            return None
+    return None
+
+
+_MAX_CENTRING = 80
+
+
+def _cholesky(matrix: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Factor a symmetric matrix, lifted by as little as makes it positive definite."""
+    lift = 1e-14 * max(1e-300, float(np.abs(np.diag(matrix)).max(initial=1.0)))
+    for _ in range(12):
+        try:
+            return sla.cho_factor(matrix + lift * np.eye(len(matrix)), check_finite=False)
+        except np.linalg.LinAlgError:
+            lift *= 10
+    raise np.linalg.LinAlgError("the lower objective is not convex here")

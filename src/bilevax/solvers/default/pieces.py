@@ -1,0 +1,257 @@
+"""Exact descent on the pieces of Phi: a trust-region SQP that knows the kinks.
+
+At an exact lower-level point some rows are *held* (positive force), some *undecided* (value and force both zero: x lies on a
+kink), the rest open. Rows being affine, a step d of x and forces on the undecided rows predict every row's value and every held
+row's force by linear functions. The step minimises a quadratic model of f under those predictions: open rows stay
+below zero, held forces above, undecided rows may do either. If the model uses an undecided row both ways at once, the
+row is put on the side it leans to and the model solved again. Exact evaluation of Phi decides whether the step is taken.
+"""
+
+import dataclasses
+
+import numpy as np
+import scipy.linalg as sla
+
+from bilevax.solvers.default.lower import LowerModel, LowerPoint
+from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """An exact point with Phi there."""
+
+    lower: LowerPoint
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """Rows and objective as linear functions of a step d of x and forces theta on the undecided rows.
+
+        rows not held:  value + value_x d - value_theta theta
+        held forces:    force + force_x d - force_theta theta
+    """
+
+    held: np.ndarray
+    undecided: np.ndarray
+    value_x: np.ndarray
+    value_theta: np.ndarray
+    force_x: np.ndarray
+    force_theta: np.ndarray
+    gradient_x: np.ndarray
+    gradient_theta: np.ndarray
+    hessian: np.ndarray
+
+
+def evaluate_exactly(model: LowerModel, x: np.ndarray, y: np.ndarray, held: np.ndarray | None) -> Evaluated | None:
+    """Return Phi at x, or None where the lower level is infeasible."""
+    try:
+        lower = model.solve(x, y, held)
+    except (FloatingPointError, np.linalg.LinAlgError):
+        return None
+    if lower is None or lower.violation > 1e-8 * (1 + np.abs(lower.y).max(initial=0.0)):
+        return None
+    value = model.flat.value("upper", x, lower.y)
+    return Evaluated(lower, value) if np.isfinite(value) else None
+
+
+def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np.ndarray) -> Reduction:
+    """Eliminate y and the held forces."""
+    expansion, flat = lower.expansion, model.flat
+    compliance, slope = expansion.compliance, expansion.slope
+    f_x, f_y = flat.gradients("upper", lower.x, lower.y)
+    adjoint = expansion.solve(f_y)
+    pull = model.rows.R @ adjoint
+    inner = compliance[np.ix_(held, held)]
+    factor = sla.cho_factor(inner + 1e-13 * np.eye(len(held)) * max(1.0, np.trace(inner)), check_finite=False) if len(held) else None
+    solve = lambda right: sla.cho_solve(factor, right, check_finite=False) if factor is not None else right
+    force_x = solve(slope[held])
+    force_theta = solve(compliance[np.ix_(held, undecided)])
+    force_pull = solve(pull[held])
+    others = compliance[:, held]
+    # How y answers a step of x and a force on an undecided row.
+    rows = expansion.inverse_rows
+    y_x = -expansion.solve(expansion.mixed) - rows[:, held] @ force_x
+    y_theta = -(rows[:, undecided] - rows[:, held] @ force_theta)
+    directions = np.vstack(
+        [np.hstack([np.eye(flat.n_x), y_x.T]), np.hstack([np.zeros((len(undecided), flat.n_x)), y_theta.T])]
+    )
+    weight = -(adjoint - rows[:, held] @ force_pull)
+    products = flat.curvature(lower.x, lower.y, weight, directions)
+    hessian = directions @ products.T
+    return Reduction(
+        held=held,
+        undecided=undecided,
+        value_x=slope - others @ force_x,
+        value_theta=compliance[:, undecided] - others @ force_theta,
+        force_x=force_x,
+        force_theta=force_theta,
+        gradient_x=f_x + y_x.T @ f_y,
+        gradient_theta=y_theta.T @ f_y,
+        hessian=0.5 * (hessian + hessian.T),
+    )
+
+
+def descend_exactly(
+    model: LowerModel, upper: UpperSet, point: Evaluated, rtol: float, iterations: int = 60
+) -> tuple[Evaluated, bool]:
+    """Descend from an exact point to a first-order point of Phi; the flag tells whether no model saw descent left."""
+    size = lambda: 1 + np.abs(point.lower.x).max(initial=0.0)
+    radius, margin = size(), 1e-7
+    for _ in range(iterations):
+        step = _best_step(model, upper, point, radius, margin)
+        if step is None:
+            return point, True
+        if step.trial is not None and point.value - step.trial.value >= 1e-3 * step.predicted:
+            if step.length >= 0.9 * radius:
+                radius *= 3
+            small = step.predicted <= 1e-2 * rtol**2 * (1 + abs(point.value)) and step.length <= rtol * size()
+            point = step.trial
+            if small:
+                return point, True
+        else:
+            radius = 0.25 * min(radius, step.length)
+            if radius <= 1e-12 * size():
+                return point, False
+    return point, False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    trial: Evaluated | None
+    predicted: float
+    length: float
+
+
+def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: float, margin: float) -> _Step | None:
+    """Return a step that some piece promises to be worth taking, or None when no piece promises any descent.
+
+    The model lets undecided rows be open and pressed at once, so it promises too much. Where it uses that, its children put
+    all such rows on the sides they lean to, or the worst of them on the other side.
+    """
+    lower, rows = point.lower, model.rows
+    size = 1 + np.abs(lower.y).max(initial=0.0)
+    press = 1 + np.abs(lower.force).max(initial=0.0)
+    inequality = rows.inequality
+    undecided = inequality & (lower.value >= -margin * size) & (lower.force <= margin * press)
+    held = ~inequality | (inequality & (lower.force > margin * press))
+    # Of dependent rows only a basis can be held; the rest carry no force and wait undecided.
+    basis = _independent(lower.expansion.compliance, np.flatnonzero(held))
+    undecided |= held & inequality & ~np.isin(np.arange(rows.count), basis)
+    nothing = _EPSILON * (1 + abs(point.value))
+    disappointed = None
+    queue, seen = [np.zeros(rows.count, np.int8)], set()
+    while queue and len(seen) < _MAX_NODES:
+        side = queue.pop()
+        if side.tobytes() in seen:
+            continue
+        seen.add(side.tobytes())
+        held_now = _independent(lower.expansion.compliance, np.union1d(basis, np.flatnonzero(side > 0)))
+        undecided_now = np.flatnonzero(undecided & (side == 0))
+        reduction = reduce(model, lower, held_now, undecided_now)
+        solved = _solve_model(model, upper, lower, reduction, radius)
+        if solved is None or solved[2] <= nothing:
+            continue
+        d, theta, predicted = solved
+        value = lower.value + reduction.value_x @ d - reduction.value_theta @ theta
+        guess = np.zeros(rows.count, bool)
+        guess[held_now] = True
+        guess[undecided_now] = theta > -value[undecided_now]
+        y = lower.y + _y_step(lower, reduction, d, theta)
+        trial = evaluate_exactly(model, upper.project(lower.x + d), y, guess)
+        step = _Step(trial, predicted, float(np.abs(d).max(initial=0.0)))
+        if trial is not None and point.value - trial.value >= 0.1 * predicted:
+            return step
+        torn = np.minimum(theta / press, -value[undecided_now] / size)
+        used = torn > 1e-8
+        if not used.any():
+            disappointed = disappointed or step
+            continue
+        leaning = np.where(theta / press > -value[undecided_now] / size, 1, -1).astype(np.int8)
+        worst = np.argmax(torn)
+        against = side.copy()
+        against[undecided_now[worst]] = -leaning[worst]
+        along = side.copy()
+        along[undecided_now[used]] = leaning[used]
+        queue += [against, along]
+    return disappointed
+
+
+_MAX_NODES = 40
+_EPSILON = 1e-14
+
+
+def _y_step(lower: LowerPoint, reduction: Reduction, d: np.ndarray, theta: np.ndarray) -> np.ndarray:
+    expansion = lower.expansion
+    force = reduction.force_x @ d - reduction.force_theta @ theta
+    moved = expansion.solve(expansion.mixed @ d) + expansion.inverse_rows[:, reduction.held] @ force
+    return -(moved + expansion.inverse_rows[:, reduction.undecided] @ theta)
+
+
+def _solve_model(
+    model: LowerModel, upper: UpperSet, lower: LowerPoint, reduction: Reduction, radius: float
+) -> tuple[np.ndarray, np.ndarray, float] | None:
+    n_x, count = len(lower.x), len(reduction.undecided)
+    inequality = model.rows.inequality
+    not_held = np.ones(len(inequality), bool)
+    not_held[reduction.held] = False
+    reach = radius * np.abs(reduction.value_x).sum(axis=1)
+    near = not_held & (lower.value >= -reach - 1e-6)
+    near[reduction.undecided] = True
+    near &= not_held
+    held_inequality = inequality[reduction.held]
+    force_now = lower.force[reduction.held]
+    fading = held_inequality & (force_now <= radius * np.abs(reduction.force_x).sum(axis=1) + 1e-6)
+    x_rows = upper.rows
+    blocks = [
+        (np.hstack([reduction.value_x[near], -reduction.value_theta[near]]), -np.inf, np.maximum(-lower.value[near], 0.0)),
+        (np.hstack([reduction.force_x[fading], -reduction.force_theta[fading]]), -np.maximum(force_now[fading], 0.0), np.inf),
+        (np.hstack([np.zeros((count, n_x)), np.eye(count)]), 0.0, np.inf),
+        (np.hstack([np.eye(n_x), np.zeros((n_x, count))]), -radius, radius),
+    ]
+    image = x_rows.matrix @ lower.x
+    blocks.append(
+        (
+            np.hstack([x_rows.matrix.toarray(), np.zeros((len(image), count))]),
+            np.minimum(x_rows.lower - image, 0.0),
+            np.maximum(x_rows.upper - image, 0.0),
+        )
+    )
+    matrix = np.vstack([block[0] for block in blocks])
+    low = np.concatenate([np.broadcast_to(block[1], (len(block[0]),)) for block in blocks])
+    high = np.concatenate([np.broadcast_to(block[2], (len(block[0]),)) for block in blocks])
+    gradient = np.concatenate([reduction.gradient_x, reduction.gradient_theta])
+    hessian = _convex(reduction.hessian, n_x)
+    # Balanced units: forces may be far larger than steps.
+    scale = 1 / max(np.abs(gradient).max(initial=0.0), 1e-300)
+    balls = [dataclasses.replace(ball, center=ball.center - lower.x[ball.index]) for ball in x_rows.balls]
+    solved = solve_qp(hessian * scale, gradient * scale, matrix, low, high, balls)
+    if solved is None:
+        return None
+    v = solved[0]
+    predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
+    return v[:n_x], np.maximum(v[n_x:], 0.0), predicted
+
+
+def _convex(hessian: np.ndarray, n_x: int) -> np.ndarray:
+    """Return the nearest useful convex model: eigenvalues made nonnegative, forces held by a trace of weight."""
+    if len(hessian) <= 400:
+        values, vectors = np.linalg.eigh(hessian)
+        floor = 1e-9 * max(1e-8, np.abs(values).max(initial=0.0))
+        return (vectors * np.maximum(np.abs(values), floor)) @ vectors.T if values.min() < floor else hessian
+    shift = 1e-10 * max(1e-8, np.abs(np.diag(hessian)).max())
+    while True:
+        try:
+            np.linalg.cholesky(hessian + shift * np.eye(len(hessian)))
+            return hessian + shift * np.eye(len(hessian))
+        except np.linalg.LinAlgError:
+            shift *= 10
+
+
+def _independent(compliance: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return a largest set of independent rows among ``rows`` by pivoted Cholesky of their compliance."""
+    if len(rows) == 0:
+        return rows
+    inner = compliance[np.ix_(rows, rows)]
+    _, pivots, rank, _ = sla.lapack.dpstrf(inner, lower=1, tol=1e-11 * max(1e-300, np.abs(np.diag(inner)).max()))
+    return np.sort(rows[pivots[:rank] - 1])

@@ -1,0 +1,113 @@
+"""Small quadratic programs in x, by Clarabel."""
+
+from typing import Any
+
+import clarabel
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.sets import SetRows
+
+
+def solve_qp(
+    hessian: Any, gradient: np.ndarray, matrix: Any, lower: np.ndarray, upper: np.ndarray, balls: Any = ()
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Minimise ``v' hessian v / 2 + gradient' v`` with ``lower <= matrix v <= upper`` and v in the balls.
+
+    Returns
+    -------
+    v, multipliers
+        With ``hessian v + gradient + matrix' multipliers + ... = 0``; None when no accurate answer was found.
+    """
+    matrix = sp.csr_matrix(matrix)
+    equal = lower == upper
+    above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
+    parts = [matrix[equal], matrix[above], -matrix[below]]
+    right = [upper[equal], upper[above], -lower[below]]
+    cones: list[Any] = []
+    if equal.any():
+        cones.append(clarabel.ZeroConeT(int(equal.sum())))
+    if above.any() or below.any():
+        cones.append(clarabel.NonnegativeConeT(int(above.sum() + below.sum())))
+    size = len(gradient)
+    for ball in balls:
+        picked = sp.csr_matrix((-np.ones(len(ball.index)), (np.arange(len(ball.index)), ball.index)), shape=(len(ball.index), size))
+        parts += [sp.csr_matrix((1, size)), picked]
+        right += [np.array([ball.radius]), -np.asarray(ball.center)]
+        cones.append(clarabel.SecondOrderConeT(1 + len(ball.index)))
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    everything = sp.vstack(parts, format="csc")
+    # Clarabel wants at least one row.
+    if not cones:
+        everything, right = sp.csc_matrix((1, size)), [np.ones(1)]
+        cones = [clarabel.NonnegativeConeT(1)]
+    upper_half = sp.triu(sp.csc_matrix(hessian), format="csc")
+    answer = clarabel.DefaultSolver(upper_half, gradient, everything, np.concatenate(right), cones, settings).solve()
+    v = np.array(answer.x)
+    if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
+        return None
+    image, slack = matrix @ v, 1e-6 * (1 + np.abs(v).max(initial=0.0))
+    if np.any(image < lower - slack) or np.any(image > upper + slack):
+        return None
+    dual = np.array(answer.z)
+    multipliers = np.zeros(len(lower))
+    cuts = np.cumsum([equal.sum(), above.sum(), below.sum()])
+    multipliers[equal] += dual[: cuts[0]]
+    multipliers[above] += dual[cuts[0] : cuts[1]]
+    multipliers[below] -= dual[cuts[1] : cuts[2]]
+    return v, multipliers
+
+
+class UpperSet:
+    """X on flat vectors: projection, and the part of a direction that stays in the face of X at x."""
+
+    def __init__(self, rows: SetRows):
+        self.rows = rows
+        singleton = np.diff(rows.matrix.indptr) == 1
+        self.is_box = bool(singleton.all()) and not rows.balls and len(np.unique(rows.matrix.indices)) == len(singleton)
+        size = rows.matrix.shape[1]
+        if self.is_box:
+            self.lower, self.upper = np.full(size, -np.inf), np.full(size, np.inf)
+            scale = rows.matrix.data
+            ends = np.sort(np.stack([rows.lower / scale, rows.upper / scale]), axis=0)
+            self.lower[rows.matrix.indices], self.upper[rows.matrix.indices] = ends[0], ends[1]
+
+    def project(self, x: np.ndarray) -> np.ndarray:
+        """Return the nearest point of X."""
+        if self.is_box:
+            return np.clip(x, self.lower, self.upper)
+        image = self.rows.matrix @ x
+        outside = [np.linalg.norm(x[ball.index] - ball.center) > ball.radius for ball in self.rows.balls]
+        if np.all((image >= self.rows.lower) & (image <= self.rows.upper)) and not any(outside):
+            return x
+        rows = self.rows
+        solved = solve_qp(sp.eye(len(x)), -x, rows.matrix, rows.lower, rows.upper, rows.balls)
+        if solved is None:
+            return x
+        return solved[0]
+
+    def normals(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """Return the active rows that hold ``-gradient`` back, as orthonormal rows: the face to stay in."""
+        near = 1e-9 * (1 + np.abs(x).max(initial=0.0))
+        image = self.rows.matrix @ x
+        at_upper, at_lower = image >= self.rows.upper - near, image <= self.rows.lower + near
+        pushes = self.rows.matrix @ -gradient
+        binding = (at_upper & at_lower) | (at_upper & (pushes > 0)) | (at_lower & (pushes < 0))
+        normals = self.rows.matrix[binding].toarray()
+        for ball in self.rows.balls:
+            offset = x[ball.index] - ball.center
+            if np.linalg.norm(offset) >= ball.radius - near and offset @ -gradient[ball.index] > 0:
+                row = np.zeros((1, len(x)))
+                row[0, ball.index] = offset
+                normals = np.vstack([normals, row])
+        if len(normals) == 0:
+            return normals
+        left, singular, right = np.linalg.svd(normals, full_matrices=False)
+        del left
+        return right[singular > 1e-10 * singular.max()]
+
+    def violation(self, x: np.ndarray) -> float:
+        """Return the distance of x from X."""
+        return float(np.linalg.norm(self.project(x) - x))
