@@ -126,14 +126,18 @@ class Textbook:
         return self.make()
 
 
-def toy() -> bx.BilevelProblem:
+def _toy_upper(x: Any, y: Any) -> Any:
+    return jnp.exp(2 - y) / (2 + jnp.cos(6 * x)) + 0.5 * jnp.log((4 * x - 2) ** 2 + 1)
+
+
+def _toy_lower(x: Any, y: Any) -> Any:
+    return (y - 2 * x) ** 2
+
+
+def toy(upper: float = 0.0, x_set: Any = None) -> bx.BilevelProblem:
     """The paper's toy: y*(x) = x, four local minima in [0, 3]."""
-    return bx.BilevelProblem(
-        upper=lambda x, y: jnp.exp(2 - y) / (2 + jnp.cos(6 * x)) + 0.5 * jnp.log((4 * x - 2) ** 2 + 1),
-        lower=lambda x, y: (y - 2 * x) ** 2,
-        coupling=bx.LinearCoupling(A=1.0, B=-1.0, upper=0.0),
-        x_set=bx.Box(0.0, 3.0),
-    )
+    rows = bx.LinearCoupling(A=1.0, B=-1.0, upper=upper)
+    return bx.BilevelProblem(_toy_upper, _toy_lower, rows, x_set=bx.Box(0.0, 3.0) if x_set is None else x_set)
 
 
 TOY_MINIMA = np.array([0.14889100, 0.98622483, 2.01972563, 2.99077403])

@@ -1,7 +1,6 @@
 """The theorems on the reformulation, measured on problems whose constants are known."""
 
-import warnings
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +12,12 @@ from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.sflcb import SFLCBState
 
 KINDS = [
-    dict(upper="lipschitz", coupled=True),
-    dict(upper="nonconvex", coupled=True, n_equalities=1),
-    dict(upper="nonconvex", coupled=False, n_rows=6),
-    dict(upper="lipschitz", coupled=False, n_rows=3, box=1.0),
+    {"upper": "lipschitz", "coupled": True},
+    {"upper": "nonconvex", "coupled": True, "n_equalities": 1},
+    {"upper": "nonconvex", "coupled": False, "n_rows": 6},
+    {"upper": "lipschitz", "coupled": False, "n_rows": 3, "box": 1.0},
 ]
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 
 
 def problem_and_point(kind, seed):
@@ -75,7 +74,7 @@ def test_bounds_of_the_theorem_are_nearly_attained():
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_gradient_approaches_the_hypergradient_linearly_in_delta(kind):
     deltas, slopes = np.geomspace(1e-1, 1e-4, 4), []
-    for seed in range(4):
+    for seed in range(3):
         problem, _, x = problem_and_point(kind, seed)
         exact = bx.certify(problem, x)
         points = [reformulation.penalised(problem, x, delta) for delta in deltas]
@@ -156,34 +155,36 @@ CASES = {
 SOLVER = bx.SFLCB(delta=0.1, rho1=0.3, rho2=0.2, eta_x=0.01, eta_y=0.02, eta_z=0.03, eta_u=0.04, eta_v=0.05)
 
 
+def add(value, scale, direction):
+    return jax.tree.map(lambda a, b: a + scale * b, value, direction)
+
+
+@eqx.filter_jit
+def step_by_gradients(problem, solver, state):
+    """Algorithm 1 with the gradient of K: u and v first, the rest from the old point and the new multipliers."""
+    gradient = jax.grad(lambda at: reformulation.augmented_lagrangian(problem, solver, at))
+    lower, upper = problem.row_bounds(problem.rows(state.x, state.y))
+    clip = lambda slack: jax.tree.map(jnp.clip, slack, lower, upper)
+    first = gradient(state)
+    # K is -v'(h - s) in v, so v ascends along minus its gradient.
+    at = state._replace(u=add(state.u, solver.eta_u, first.u), v=add(state.v, -solver.eta_v, first.v))
+    slope = gradient(at)
+    return at._replace(
+        x=problem.x_set.project(add(at.x, -solver.eta_x, slope.x)),
+        y=problem.y_set.project(add(at.y, -solver.eta_y, slope.y)),
+        z=problem.y_set.project(add(at.z, solver.eta_z, slope.z)),
+        s_y=clip(add(at.s_y, -solver.eta_y, slope.s_y)),
+        s_z=clip(add(at.s_z, solver.eta_z, slope.s_z)),
+    )
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_follows_the_gradient_of_the_augmented_lagrangian(case):
     problem, x = CASES[case]()
     state = random_state(problem, x, 0, SOLVER)
     with jax.enable_x64(True):
-        after = SOLVER.step(problem, state)
-        gradient_u = jax.grad(lambda u: reformulation.augmented_lagrangian(problem, SOLVER, state._replace(u=u)))(
-            state.u
-        )
-        gradient_v = jax.grad(lambda v: reformulation.augmented_lagrangian(problem, SOLVER, state._replace(v=v)))(
-            state.v
-        )
-        moved = lambda value, scale, gradient: jax.tree.map(lambda a, b: a + scale * b, value, gradient)
-        # K decreases in v where v is to ascend: -K is what it sees.
-        expected_u = moved(state.u, SOLVER.eta_u, gradient_u)
-        expected_v = moved(state.v, -SOLVER.eta_v, gradient_v)
-        at = state._replace(u=expected_u, v=expected_v)
-        gradient = jax.grad(lambda at: reformulation.augmented_lagrangian(problem, SOLVER, at))(at)
-        lower, upper = problem.row_bounds(problem.rows(state.x, state.y))
-        expected = SFLCBState(
-            x=problem.x_set.project(moved(state.x, -SOLVER.eta_x, gradient.x)),
-            y=problem.y_set.project(moved(state.y, -SOLVER.eta_y, gradient.y)),
-            z=problem.y_set.project(moved(state.z, SOLVER.eta_z, gradient.z)),
-            s_y=jax.tree.map(jnp.clip, moved(state.s_y, -SOLVER.eta_y, gradient.s_y), lower, upper),
-            s_z=jax.tree.map(jnp.clip, moved(state.s_z, SOLVER.eta_z, gradient.s_z), lower, upper),
-            u=expected_u,
-            v=expected_v,
-        )
+        after = eqx.filter_jit(lambda problem, state: SOLVER.step(problem, state))(problem, state)
+        expected = step_by_gradients(problem, SOLVER, state)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13), after, expected)
 
 
@@ -191,20 +192,12 @@ def test_a_step_follows_the_gradient_of_the_augmented_lagrangian(case):
 def test_inner_optimum_is_a_fixed_point_of_projected_gradient_steps(case):
     problem, x = CASES[case]()
     state = reformulation.inner_optimum(problem, SOLVER, random_state(problem, x, 1, SOLVER))
+    # Steps in y, z and the slacks alone, and unit-sized: the optimum must not move.
+    frozen = eqx.tree_at(lambda s: (s.eta_u, s.eta_v, s.eta_y, s.eta_z), SOLVER, (0.0, 0.0, 1.0, 1.0))
     with jax.enable_x64(True):
         state = jax.tree.map(lambda leaf: jnp.asarray(leaf, np.float64), state)
-        gradient = jax.grad(lambda at: reformulation.augmented_lagrangian(problem, SOLVER, at))(state)
-        lower, upper = problem.row_bounds(problem.rows(state.x, state.y))
-        step = lambda value, sign, slope: jax.tree.map(lambda a, b: a + sign * b, value, slope)
-        after = (
-            problem.y_set.project(step(state.y, -1, gradient.y)),
-            problem.y_set.project(step(state.z, 1, gradient.z)),
-            jax.tree.map(jnp.clip, step(state.s_y, -1, gradient.s_y), lower, upper),
-            jax.tree.map(jnp.clip, step(state.s_z, 1, gradient.s_z), lower, upper),
-        )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), after, (state.y, state.z, state.s_y, state.s_z)
-    )
+        after = step_by_gradients(problem, frozen, state)._replace(x=state.x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), after, state)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -237,8 +230,14 @@ def test_potential_needs_augmentation():
         reformulation.potential(problem, bare, random_state(problem, x, 0, bare))
 
 
-def test_nothing_here_warns():
-    problem, x = CASES["coupled"]()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reformulation.penalised(problem, x, 0.1)
+def test_problems_of_one_shape_share_compiled_code(compilations):
+    reformulation.penalised(problem_and_point(KINDS[0], 10)[0], np.zeros(3), 0.1)
+    other = problem_and_point(KINDS[0], 11)[0]
+    with compilations() as count:
+        reformulation.penalised(other, np.ones(3), 0.2)
+    assert count == [0]
+
+
+def test_more_coupled_rows_than_variables_are_refused():
+    with pytest.raises(ValueError, match="n_rows: expected at most n_y = 4 coupled rows"):
+        random_quadratic(n_rows=5)

@@ -26,8 +26,8 @@ from bilevax.solvers.sflcb import SFLCBState
 
 decimal.getcontext().prec = 120
 TINY = Decimal("1e-90")
-COUPLED = dict(n_x=2, n_y=3, n_rows=2, coupled=True, upper="quadratic")
-UNCOUPLED = dict(n_x=2, n_y=2, n_rows=4, coupled=False, upper="quadratic")  # more rows than variables
+COUPLED = {"n_x": 2, "n_y": 3, "n_rows": 2, "coupled": True, "upper": "quadratic"}
+UNCOUPLED = {"n_x": 2, "n_y": 2, "n_rows": 4, "coupled": False, "upper": "quadratic"}  # more rows than variables
 
 
 def decimals(array):
@@ -241,8 +241,6 @@ def test_potential_decreases_by_the_stated_amount(kind, start, steps, seed):
     ratio = least_ratio(exact, start_state(exact, start, seed), steps, STATED)
     print(f"decrease / stated amount: at least {ratio:.4g}")
     assert ratio >= 1
-    # What the lemma says and what its proof says differ only where the amounts proven are smaller.
-    assert PROVEN < STATED
 
 
 @pytest.mark.parametrize(
@@ -267,7 +265,7 @@ def test_descent_is_lost_with_much_larger_steps(name, factor, start):
 def test_library_agrees_with_decimal_arithmetic(kind):
     problem, _, sizes, _ = exact_problem(kind, 0)
     # Steps of a visible size, else x would not be compared.
-    parameters = sizes.parameters() | dict(eta_x=0.01, eta_z=0.02, eta_u=0.03, eta_v=0.04)
+    parameters = sizes.parameters() | {"eta_x": 0.01, "eta_z": 0.02, "eta_u": 0.03, "eta_v": 0.04}
     exact, solver = Exact(problem, parameters), bx.SFLCB(**parameters)
     state = exact.random_state(7)
     with jax.enable_x64(True):
@@ -357,7 +355,7 @@ def test_coefficients_at_the_end_of_the_proofs(kind, small):
     """The last display of each proof, evaluated: every coefficient is what the lemma needs, with small A as well."""
     _, constants = random_quadratic(**kind, seed=0)
     if small:
-        shrunk = dict(sigma_max_a=0.02 * constants.sigma_max_a, sigma_min_a=0.02 * constants.sigma_min_a)
+        shrunk = {"sigma_max_a": 0.02 * constants.sigma_max_a, "sigma_min_a": 0.02 * constants.sigma_min_a}
         constants = theory.TheoryConstants(**(vars(constants) | shrunk))
     s = theory.step_sizes(constants, 0.2, setting="coupled" if kind["coupled"] else "uncoupled")
     extended = 1 + constants.sigma_max_a**2
@@ -386,7 +384,9 @@ def test_coefficients_at_the_end_of_the_proofs(kind, small):
         assert coefficient_y(s.eta_u * extended / constants.sigma_max_a**2) < 0
 
 
-@pytest.mark.parametrize("kind", [COUPLED, UNCOUPLED | dict(n_rows=2, n_equalities=1, box=1.0)], ids=["coupled", "box"])
+@pytest.mark.parametrize(
+    "kind", [COUPLED, UNCOUPLED | {"n_rows": 2, "n_equalities": 1, "box": 1.0}], ids=["coupled", "box"]
+)
 def test_estimated_constants_are_the_known_ones(kind):
     problem, known = random_quadratic(**kind, seed=3)
     found = theory.estimate_constants(problem, np.zeros(2), samples=2)
@@ -448,7 +448,7 @@ def test_from_theory_refuses_what_the_theorems_do_not_cover():
     with pytest.raises(ValueError, match=f"theta_bar: .* {math.comb(32, 20)} candidate bases"):
         bx.SFLCB.from_theory(large, x)
     boxed = bx.BilevelProblem(problem.upper, problem.lower, problem.coupling[0], bx.Box(-1.0, 1.0), data=problem.data)
-    with pytest.warns(UserWarning, match="proven for unbounded X"):
+    with pytest.warns(UserWarning, match="X and Y to be the whole space, but X is a Box"):
         bx.SFLCB.from_theory(boxed, x, constants=constants)
 
 
@@ -471,7 +471,9 @@ def test_start_of_the_coupled_corollary_is_as_near_as_claimed(case, delta):
     x = np.array([0.2, -0.1])
     problem = random_quadratic(**COUPLED, seed=5)[0] if case == "coupled" else range_problem(x)
     exact = bx.solve_lower_level(problem, x)
-    if case == "ranges":
+    if case == "coupled":
+        assert exact.multipliers.tolist() != [0.0, 0.0]
+    else:
         np.testing.assert_allclose(exact.multipliers, RANGE_MULTIPLIERS, atol=1e-9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -479,9 +481,9 @@ def test_start_of_the_coupled_corollary_is_as_near_as_claimed(case, delta):
         state = theory.warm_start_coupled(problem, bx.SFLCB(delta=delta), x, max_steps=1000)
     distances = np.linalg.norm(state.z - exact.y), np.linalg.norm(state.v[0] - exact.multipliers)
     print("distances / delta", np.array(distances) / delta)
-    assert max(distances) <= delta
-    assert max(distances) > 0
+    assert 0 < max(distances) <= delta
     coupling = problem.coupling[0]
+    assert np.all(state.v[0][np.isneginf(coupling.lower)] >= 0)  # the sign is exact, not only the size
     rows = coupling.B.matrix @ x + coupling.A.matrix @ state.y
     np.testing.assert_array_equal(state.y, state.z)
     np.testing.assert_array_equal(state.u, state.v)
@@ -505,15 +507,21 @@ def test_start_of_the_uncoupled_corollary_is_as_near_as_claimed():
     assert min(distances) > 0
 
 
-def test_a_start_that_falls_short_says_so_and_starts_a_run():
+def test_a_start_that_falls_short_says_so():
     problem, _ = random_quadratic(**COUPLED, seed=5)
     solver = bx.SFLCB(delta=0.1)
     with pytest.warns(UserWarning, match=r"warm_start_coupled: stopped after 2 steps at .* short of"):
         theory.warm_start_coupled(problem, solver, np.zeros(2), max_steps=2)
     with pytest.warns(UserWarning, match=r"warm_start_uncoupled: stopped after 3 steps"):
-        state = theory.warm_start_uncoupled(problem, solver, np.zeros(2), tolerance=1e-9, max_steps=3)
-    solution = bx.solve(problem, np.zeros(2), solver=solver, warm_start=state, max_steps=0)
-    jax.tree.map(np.testing.assert_array_equal, solution.state, state)
+        theory.warm_start_uncoupled(problem, solver, np.zeros(2), tolerance=1e-9, max_steps=3)
     rank_deficient, _ = random_quadratic(**UNCOUPLED, with_theta_bar=False)
     with pytest.raises(ValueError, match="A: expected full row rank"):
         theory.warm_start_coupled(rank_deficient, solver, np.zeros(2))
+
+
+def test_solve_takes_a_start():
+    problem, _ = random_quadratic(**COUPLED, seed=5)
+    solver = bx.SFLCB(delta=0.1)
+    state = theory.warm_start_coupled(problem, solver, np.zeros(2))
+    solution = bx.solve(problem, np.zeros(2), solver=solver, warm_start=state, max_steps=0)
+    jax.tree.map(np.testing.assert_array_equal, solution.state, state)

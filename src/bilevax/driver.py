@@ -56,6 +56,7 @@ class _Loop(NamedTuple):
     converged: Any
     diverged: Any
     residuals: dict[str, Any]
+    bound: Any
 
 
 def solve(
@@ -129,11 +130,16 @@ def solve(
         limit = solver.default_max_steps if max_steps is None else int(max_steps)
         placed, method = place(problem, dtype), place_solver(solver, dtype)
         x = placed.x_set.project(x)
-        loop = _start(problem, placed, method, x, y_like, y, warm_start, rtol, atol, dtype)
+        # As arrays they are traced: another tolerance or limit compiles nothing.
+        tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
+        loop = _start(problem, placed, method, x, y_like, y, warm_start, *tolerances, dtype)
         if resume is not None:
-            loop = checkpoints.load(resume, loop, problem, solver)
+            stored = checkpoints.load(resume, loop, problem, solver)
+            # The tolerances may be new ones: only the test is done again, the rest of the run's record stays.
+            loop = stored._replace(converged=_look(placed, method, stored.state, *tolerances).converged)
+        save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
         loop, ended, history = _drive(
-            placed, method, loop, limit, rtol, atol, began, time_limit, callback, progress, checkpoint
+            placed, method, loop, limit, *tolerances, began, time_limit, callback, progress, save
         )
         point = method.iterate(loop.state)
         certificate = certify(problem, point.x, point.y, delta=getattr(solver, "delta", None))
@@ -166,8 +172,9 @@ def run(
     if y is None:
         y = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), y_like)
     limit = solver.default_max_steps if max_steps is None else max_steps
-    loop = _first(placed, method, x, placed.y_set.project(y), rtol, atol)
-    loop = _advance(placed, method, loop, limit, rtol, atol)
+    tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
+    loop = _first(placed, method, x, placed.y_set.project(y), *tolerances)
+    loop = _advance(placed, method, loop, jnp.asarray(limit), *tolerances)
     point = method.iterate(loop.state)
     return RunResult(
         x=point.x,
@@ -194,22 +201,22 @@ def _first(problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree
 @eqx.filter_jit
 def _look(problem: BilevelProblem, solver: AbstractSolver, state: Any, rtol: Any, atol: Any) -> _Loop:
     done, residuals = solver.terminate(problem, state, rtol, atol)
-    return _Loop(state, jnp.zeros((), int), done, jnp.logical_not(_trees.all_finite(state)), residuals)
+    bound = _DIVERGENCE_FACTOR * (1 + _trees.max_abs(state))
+    return _Loop(state, jnp.zeros((), int), done, jnp.logical_not(_trees.all_finite(state)), residuals, bound)
 
 
 @eqx.filter_jit
 def _advance(problem: BilevelProblem, solver: AbstractSolver, loop: _Loop, limit: Any, rtol: Any, atol: Any) -> _Loop:
     """Run to ``limit`` steps or until the stopping test holds, in blocks of ``check_every``."""
     block = solver.check_every
-    bound = _DIVERGENCE_FACTOR * (1 + _trees.max_abs(loop.state))
     step = lambda _, state: solver.step(problem, state)
 
     def look(before: _Loop, state: Any, count: Any) -> _Loop:
-        sane = _trees.all_finite(state) & (_trees.max_abs(state) <= bound)
+        sane = _trees.all_finite(state) & (_trees.max_abs(state) <= before.bound)
         # After a divergence the last sane state is kept: it can be looked at, NaN cannot.
         state = jax.tree.map(lambda new, old: jnp.where(sane, new, old), state, before.state)
         done, residuals = solver.terminate(problem, state, rtol, atol)
-        return _Loop(state, before.steps + jnp.where(sane, count, 0), done & sane, ~sane, residuals)
+        return _Loop(state, before.steps + jnp.where(sane, count, 0), done & sane, ~sane, residuals, before.bound)
 
     def proceed(loop: _Loop) -> Any:
         return (loop.steps + block <= limit) & ~loop.converged & ~loop.diverged
@@ -231,13 +238,13 @@ def _start(
     y_like: PyTree,
     y: PyTree | None,
     warm_start: Any,
-    rtol: float,
-    atol: float,
+    rtol: Array,
+    atol: Array,
     dtype: Any,
 ) -> _Loop:
     if warm_start is not None:
         state = warm_start.state if isinstance(warm_start, Solution) else warm_start
-        wanted = jax.eval_shape(solver.init, placed, x, _trees.zeros(y_like))
+        wanted = eqx.filter_eval_shape(solver.init, placed, x, _trees.zeros(y_like))
         if jax.tree.structure(state) != jax.tree.structure(wanted) or not jax.tree.all(
             jax.tree.map(lambda a, b: np.shape(a) == b.shape, state, wanted)
         ):
@@ -256,17 +263,17 @@ def _drive(
     solver: AbstractSolver,
     loop: _Loop,
     limit: int,
-    rtol: float,
-    atol: float,
+    rtol: Array,
+    atol: Array,
     began: float,
     time_limit: float | None,
     callback: Callable[[Progress], bool | None] | None,
     progress: bool | None,
-    checkpoint: Any,
+    save: Callable[[_Loop], None] | None,
 ) -> tuple[_Loop, Status | None, dict[str, np.ndarray]]:
     """Advance in chunks of about a quarter of a second until something ends the run."""
     show = sys.stderr.isatty() if progress is None else progress
-    watched = time_limit is not None or callback is not None or checkpoint is not None or show
+    watched = time_limit is not None or callback is not None or save is not None or show
     chunk = solver.check_every if watched else limit
     records, ended = [_record(loop, began)], None
     try:
@@ -276,13 +283,13 @@ def _drive(
                 ended = Status.TIME_LIMIT
                 break
             stop = min(limit, int(loop.steps) + chunk)
-            loop = jax.block_until_ready(_advance(problem, solver, loop, stop, rtol, atol))
+            loop = jax.block_until_ready(_advance(problem, solver, loop, jnp.asarray(stop), rtol, atol))
             taken = time.monotonic() - tick
             records.append(_record(loop, began))
             if show:
                 print(f"\r{_line(records[-1], limit)}", end="", file=sys.stderr, flush=True)
-            if checkpoint is not None:
-                checkpoints.save(checkpoint, loop, problem, solver)
+            if save is not None:
+                save(loop)
             if callback is not None and callback(_progress(solver.iterate(loop.state), records[-1])):
                 ended = Status.CALLBACK
                 break

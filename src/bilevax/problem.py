@@ -140,12 +140,14 @@ def validate(
         raise ValueError("y: expected at least one number, got none: the lower level is empty.")
     problem.x_set.check(x0, "x_set")
     problem.y_set.check(y_like, "y_set")
-    placed = place(problem, dtype)
-    for index, part in enumerate(placed.coupling):
-        name = "coupling" if problem.single_coupling else f"coupling[{index}]"
-        part.check(x0, y_like, placed.data, name)
-    for name, objective in (("upper", placed.upper), ("lower", placed.lower)):
-        _check_objective(name, objective, x0, y_like, placed.data)
+    x_like = _trees.shapes(x0)
+    with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
+        placed = place(problem, dtype)
+        for index, part in enumerate(placed.coupling):
+            name = "coupling" if problem.single_coupling else f"coupling[{index}]"
+            part.check(x_like, y_like, placed.data, name)
+        for name, objective in (("upper", placed.upper), ("lower", placed.lower)):
+            _check_objective(name, objective, x_like, y_like, placed.data)
     return x0, y_like, y0
 
 

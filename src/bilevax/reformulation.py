@@ -2,8 +2,8 @@
 
     Phi_delta(x) = min over y, max over z of  f(x, y) + [g(x, y) - g(x, z)] / delta,   y and z feasible at x
 
-Everything but `augmented_lagrangian` is exact and runs on the host in float64, whatever JAX's settings: the minimisers come
-from `bilevax.convex`, which shares no code with the solvers.
+Everything but `augmented_lagrangian` is exact and runs on the host in float64, whatever JAX's settings: the
+minimisers come from `bilevax.convex`, which shares no code with the solvers.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ class Penalised:
     Attributes
     ----------
     value, gradient
-        Phi_delta(x), and its gradient in the structure of x. Where the multipliers are not unique (no LICQ) Phi_delta may
-        have a kink, and this is the formula for one choice of them.
+        Phi_delta(x), and its gradient in the structure of x. Where the multipliers are not unique (no LICQ)
+        Phi_delta may have a kink, and this is the formula for one choice of them.
     y, z
         The minimisers of ``delta f + g`` (the paper's y*_delta) and of g (y*).
     u, v
@@ -142,7 +142,7 @@ def augmented_lagrangian(problem: BilevelProblem, solver: SFLCB, state: SFLCBSta
 
     K = delta f(x, y) + g(x, y) - g(x, z) + u'(h(x, y) - s_y) - v'(h(x, z) - s_z)
         + rho1/2 |h(x, y) - s_y|^2 - rho2/2 |h(x, z) - s_z|^2
-    """  # noqa: D214
+    """
     x, y, z, s_y, s_z, u, v = state
     residual_y = _trees.subtract(problem.rows(x, y), s_y)
     residual_z = _trees.subtract(problem.rows(x, z), s_z)

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from bilevax import _trees
 from bilevax.convex import Ball as BallConstraint
 from bilevax.convex import Constraints, Objective, minimise
-from bilevax.operators import LinearMap, as_linear_map
+from bilevax.operators import LinearMap, Lineax, as_linear_map
 
 
 class SetRows(NamedTuple):
@@ -221,22 +221,25 @@ class Polyhedron(ConvexSet):
 
     def __init__(self, A: Any, lower: Any = -np.inf, upper: Any = np.inf):
         self.A = as_linear_map(A, "Polyhedron: A")
+        if isinstance(self.A, Lineax):  # its matrix is found by compiled code, which a projection cannot call
+            self.A = as_linear_map(self.A.to_scipy(), "Polyhedron: A")
         count = self.A.shape[0]
         self.lower = _row_bound(lower, count, "Polyhedron: lower")
         self.upper = _row_bound(upper, count, "Polyhedron: upper")
 
     def __check_init__(self):
-        if np.any(self.lower > self.upper):
+        if all(map(_trees.is_concrete, (self.lower, self.upper))) and np.any(self.lower > self.upper):
             raise ValueError(f"Polyhedron: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
 
     def project(self, value: PyTree) -> PyTree:
         flat = _trees.flatten(value)
-        if _trees.is_concrete(flat):
+        if all(map(_trees.is_concrete, jax.tree.leaves((self, flat)))):
             nearest = jnp.asarray(self._nearest(np.asarray(flat)), flat.dtype)
         else:
             shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-            host = lambda v: self._nearest(np.asarray(v)).astype(v.dtype)
-            nearest = jax.pure_callback(host, shape, flat, vmap_method="sequential")
+            # The set is an argument: inside compiled code its numbers are known only when the callback runs.
+            host = lambda rows, v: rows._nearest(np.asarray(v)).astype(v.dtype)
+            nearest = jax.pure_callback(host, shape, self, flat, vmap_method="sequential")
         return _trees.unflatten(nearest, value)
 
     def _nearest(self, point: np.ndarray) -> np.ndarray:
@@ -254,7 +257,7 @@ class Polyhedron(ConvexSet):
         return minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point).y
 
     def rows(self, like: PyTree) -> SetRows:
-        return SetRows(self.A.to_scipy(), self.lower, self.upper)
+        return SetRows(self.A.to_scipy(), np.asarray(self.lower), np.asarray(self.upper))
 
     def check(self, like: PyTree, name: str) -> None:
         if self.A.shape[1] != _trees.size(like):

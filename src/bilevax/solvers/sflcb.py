@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from bilevax import _trees
@@ -70,11 +71,16 @@ class SFLCB(AbstractSolver):
             delta=delta, rho1=rho1, rho2=rho2, eta_x=eta_x, eta_y=eta_y, eta_z=eta_z, eta_u=eta_u, eta_v=eta_v
         )
         for name, value in values.items():
-            value = _trees.host_floats(value)
             smallest_allowed = "a number >= 0" if name.startswith("rho") else "a number > 0"
-            if _trees.is_concrete(value) and not (value >= 0 if name.startswith("rho") else value > 0).all():
-                raise ValueError(f"SFLCB: expected {smallest_allowed} for {name}, got {value}.")
-            setattr(self, name, value)
+            wrong = ValueError(f"SFLCB: expected {smallest_allowed} for {name}, got {value}.")
+            try:
+                number = _trees.host_floats(value)
+            except (TypeError, ValueError):
+                raise wrong from None
+            allowed = number >= 0 if name.startswith("rho") else number > 0
+            if number.ndim or (_trees.is_concrete(number) and not (allowed and np.isfinite(number))):
+                raise wrong
+            setattr(self, name, number)
 
     @classmethod
     def from_theory(
@@ -87,9 +93,10 @@ class SFLCB(AbstractSolver):
         setting: Literal["coupled", "uncoupled"] | None = None,
         y0: PyTree = None,
     ) -> "SFLCB":
-        """Return the solver with the step sizes of the convergence theorems; see `bilevax.solvers.theory.step_sizes_for`.
+        """Return the solver with the step sizes of the convergence theorems.
 
-        They come with a proof and are very small: use them to check the theory, not to be fast.
+        They come with a proof and are very small: use them to check the theory, not to be fast. The arguments, and
+        the errors they may raise, are those of `bilevax.solvers.theory.step_sizes_for`.
         """
         from bilevax.solvers import theory  # it builds on this module
 
@@ -132,12 +139,11 @@ class SFLCB(AbstractSolver):
             |h(x, y) - s_y|                               <= atol + rtol (1 + |h(x, y)|)     (and with z, s_z)
             |y - P_Y(y - grad_y (delta f + g) - A'u)|     <= atol + rtol (1 + |A'u| + |grad_y g|)   (and with z, v)
             |s_y - clip(s_y + u, lower, upper)|           <= atol + rtol (1 + |u|)           (and with s_z, v)
-            |x - P_X(x - grad Phi_delta)|                 <= atol + rtol (1 + |grad_x f|)
+            |x - P_X(x - grad Phi_delta)|                 <= atol + rtol (1 + |grad Phi_delta|)
         """
         x, y, z, s_y, s_z, u, v = state
         rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
         grad_x, grad_y, grad_z = _gradients_of_k(problem, self.delta, x, y, z, u, v)
-        scale_x = _trees.max_abs(jax.grad(problem.upper_value)(x, y))
         size = _trees.max_abs
         step_y = _trees.subtract(y, problem.y_set.project(_trees.subtract(y, grad_y)))
         step_z = _trees.subtract(z, problem.y_set.project(jax.tree.map(jnp.add, z, grad_z)))
@@ -152,7 +158,7 @@ class SFLCB(AbstractSolver):
             "stationarity_z": (size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z))),
             "complementarity_y": (size(slack_y), size(u)),
             "complementarity_z": (size(slack_z), size(v)),
-            "gradient": (size(step_x), scale_x),
+            "gradient": (size(step_x), size(grad_x) / self.delta),
         }
         done = jnp.stack([residual <= atol + rtol * (1 + scale) for residual, scale in tests.values()]).all()
         record = {name: residual for name, (residual, _) in tests.items()}

@@ -1,29 +1,31 @@
 """Step sizes and start points with a proof: the two convergence theorems of SFLCB (Shen et al. 2025).
 
-"coupled" is the theorem for ``h = B x + A y - b`` with A of full row rank, "uncoupled" the one for ``h = A y - b`` with any A.
-Both say that the potential V (`bilevax.reformulation.potential`) decreases at every step by a stated amount. The price of a
-proof is size: eta_x often comes out far below 1e-10, so these step sizes are for checking the theory, not for speed.
+"coupled" is the theorem for ``h = B x + A y - b`` with A of full row rank, "uncoupled" the one for ``h = A y - b``
+with any A. Both say that the potential V (`bilevax.reformulation.potential`) decreases at every step by a stated
+amount. The price of a proof is size: eta_x is usually below 1e-30, so that in float64 x stands still. These step
+sizes are for checking the theory, not for solving problems.
 
-Where the paper's text and its proofs disagree, the code follows the proofs. The differences, each marked below as [n]:
+Where the paper's text and its proofs disagree, the code follows the proofs. The differences, marked below as [n]:
 
 1. L_K (coupled) is printed with ``max{sigma(A')^2, sigma(B)^2, sigma(A') sigma(B)}``, but K is smooth jointly in
-   (x, y', z') only with ``sigma(A')^2 + sigma(B)^2``: for A' = B = rho = 1 the Hessian has the eigenvalue sqrt(3).
+   (x, y', z') only with ``sigma(A')^2 + sigma(B)^2``: for A = B = rho1 = rho2 = 1 the Hessian's norm exceeds 2.2,
+   the printed constant is 2.
 2. eta_u and eta_v divide by sigma_max(A)^2; the step that needs them bounds |A'(y' - y'*)|, which takes
-   sigma_max(A')^2 = 1 + sigma_max(A)^2. With small A the printed value is too large without bound.
+   sigma_max(A')^2 = 1 + sigma_max(A)^2. With small A the printed values are too large without bound.
 3. The bound ``rho1 <= (mu_g - delta l_f1) / sigma_max(A)^2`` allows rho1 for which the printed mu_y, which has
-   l_delta = mu_g / 2 in place of delta l_f1, is zero or negative. Needed: rho1 < (mu_g - l_delta) / sigma_max(A)^2.
-4. Lemma "sigma yb zb": sigma_zb and sigma_yb need sigma_max(B), not sigma_max(A): the right-hand side moves by B x.
-   Its sigma_vb and sigma_ub forget that x also moves the gradient: 1 + sigma_zb, 1 + sigma_yb in place of sigma_zb, sigma_yb.
+   l_delta = mu_g / 2 in place of delta l_f1, is not positive. Needed: rho1 < (mu_g - l_delta) / sigma_max(A)^2.
+4. Lemma "sigma yb zb": sigma_zb and sigma_yb need sigma_max(B), not sigma_max(A): the rows move by B x. Its
+   sigma_vb and sigma_ub forget that x also moves the gradient: 1 + sigma_yb has to replace sigma_yb.
 5. Lemma "uv error bounds": sigma_uy and sigma_u2 concern ``delta f + g`` and need L_g, not l_g1.
-6. The dependence of grad_x K on u and v has the constant sigma_max(B), for which the proof writes L_K: the larger of both.
+6. grad_x K depends on u and v with the constant sigma_max(B), where the proof writes L_K: the larger of both.
 7. eta_x contains sigma_uz, which is defined nowhere: sigma_vz.
 8. The coupled descent lemma states eta_u/4 |h(x, y) - s_y|^2 and eta_v/4 |h(x, z) - s_z|^2; its proof ends with
    eta_u/4 - 15 eta_x L_K^2 sigma_u1^2 >= 3/16 eta_u, and eta_v/4 - 3 eta_x L_K^2 sigma_v1^2 >= 19/80 eta_v.
 
-Slips that change no number here: the inequality for K(t) - K(t+1) has the wrong direction in z' where a slack is clipped (with
-that for d it adds up correctly); the gradient of d in z' misses a minus and rho2; T = O(eps^2) has to be O(eps^-2); the
-multipliers are defined with a minimum over Y(x), where it has to be over all y; alpha_0 = h(x_0, y_0) may be positive
-and has to be clipped; [u]_J = (alpha_{t+1} - alpha_t) / eta_y forgets rho1 times the residual.
+Slips that change no number here: the inequality for K(t) - K(t+1) has the wrong direction in z' where a slack is
+clipped (together with that for d it adds up); the gradient of d in z' misses a minus and rho2; T = O(eps^2) has to be
+O(eps^-2); multipliers are defined with a minimum over Y(x), where it has to be over all y; alpha_0 = h(x_0, y_0) may
+be positive and has to be clipped; [u]_J = (alpha_{t+1} - alpha_t) / eta_y forgets rho1 times the residual.
 """
 
 import dataclasses
@@ -42,7 +44,6 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
-from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem, Level
 from bilevax.lower_level import solve_flat
 from bilevax.problem import BilevelProblem, place, validate
@@ -51,7 +52,7 @@ from bilevax.solvers.sflcb import SFLCB, SFLCBState
 
 Setting = Literal["coupled", "uncoupled"]
 
-# More bases than this are not enumerated for theta_bar: about ten seconds.
+# More bases than this are not enumerated for theta_bar: one or two seconds.
 _MAX_BASES = 100_000
 # A singular value below this fraction of the largest counts as zero.
 _RANK_TOLERANCE = 1e-10
@@ -150,8 +151,8 @@ def estimate_constants(
 ) -> TheoryConstants:
     """Measure the constants of the theorems around a start.
 
-    A and B are taken as they are. The curvature constants are extremes over the Hessians at the start and at random points
-    around it, projected onto X and Y: exact for quadratics, otherwise estimates from the optimistic side.
+    A and B are taken as they are. The curvature constants are extremes over the Hessians at the start and at random
+    points around it, projected onto X and Y: exact for quadratics, otherwise estimates from the optimistic side.
 
     Parameters
     ----------
@@ -172,6 +173,7 @@ def estimate_constants(
     with jax.enable_x64(True):
         x, y_like, y = validate(problem, x0, y0)
     flat = FlatProblem(problem, x, y_like)
+    theta_bar = _theta_bar(flat) if theta_bar is None else theta_bar  # first, because it may refuse
     center_x = _trees.flatten_host(x)
     center_y = solve_flat(flat, center_x).y if y is None else _trees.flatten_host(y)
     points = list(_points_around(flat, center_x, center_y, samples, radius, seed))
@@ -189,7 +191,7 @@ def estimate_constants(
         sigma_max_a=float(singular_a.max(initial=0.0)),
         sigma_min_a=float(singular_a.min(initial=np.inf)) if full_rank and len(singular_a) else 0.0,
         sigma_max_b=_spectral_norm(flat.rows.B.toarray()),
-        theta_bar=_theta_bar(flat) if theta_bar is None else theta_bar,
+        theta_bar=theta_bar,
         l_f0=max(float(np.linalg.norm(np.concatenate(flat.gradients("upper", *point)))) for point in points),
     )
 
@@ -243,10 +245,25 @@ def step_sizes(
     eta_y, eta_z = 1 / (4 * l_k), 2 / (l_k + 4 * l_d)
     share = 256 if setting == "coupled" else 32
     eta_u, eta_v = eta_y * mu_y**2 / (share * extended), eta_z * mu_z**2 / (share * extended)  # [2]
-    common: dict[str, Any] = dict(
-        setting=setting, delta=float(delta), rho1=rho1, rho2=rho2, eta_y=eta_y, eta_z=eta_z, eta_u=eta_u, eta_v=eta_v,
-        l_phi=l_phi, l_k=l_k, l_d=l_d, l_q=l_q, mu_y=mu_y, mu_z=mu_z, sigma_y=sigma_y, sigma_z=sigma_z,
-    )  # fmt: skip
+    sizes = StepSizes(
+        setting=setting,
+        delta=float(delta),
+        rho1=rho1,
+        rho2=rho2,
+        eta_x=math.nan,
+        eta_y=eta_y,
+        eta_z=eta_z,
+        eta_u=eta_u,
+        eta_v=eta_v,
+        l_phi=l_phi,
+        l_k=l_k,
+        l_d=l_d,
+        l_q=l_q,
+        mu_y=mu_y,
+        mu_z=mu_z,
+        sigma_y=sigma_y,
+        sigma_z=sigma_z,
+    )
     if setting == "uncoupled":
         eta_x = min(
             eta_y * mu_y**2 / (512 * l_phi**2),
@@ -255,7 +272,7 @@ def step_sizes(
             eta_v / (4 * sigma_z**2 * l_phi**2),
             2 / (l_k + 4 * l_d + 8 * l_q),
         )
-        return StepSizes(eta_x=eta_x, **common)
+        return dataclasses.replace(sizes, eta_x=eta_x)
     sigma_uy = (1 / eta_y + 2 / (mu_y * eta_y) * l_g) / constants.sigma_min_a  # [5]
     sigma_vz = (1 / eta_z + 2 / (mu_z * eta_z) * l_g1) / constants.sigma_min_a
     sigma_u1, sigma_v1 = rho1, rho2
@@ -270,7 +287,8 @@ def step_sizes(
         1 / (1920 * eta_y * slope**2 * sigma_uy**2),
         1 / (1920 * eta_z * slope**2 * sigma_vz**2),  # [7]
     )
-    return StepSizes(
+    return dataclasses.replace(
+        sizes,
         eta_x=eta_x,
         sigma_uy=sigma_uy,
         sigma_u1=sigma_u1,
@@ -278,7 +296,6 @@ def step_sizes(
         sigma_vz=sigma_vz,
         sigma_v1=sigma_v1,
         sigma_v2=sigma_v2,
-        **common,
     )
 
 
@@ -321,13 +338,13 @@ def step_sizes_for(
     if delta is None:
         delta = min(0.1, _largest_delta(constants))
     sizes = step_sizes(constants, delta, setting=setting)
-    outside = [name for name, part in (("X", problem.x_set), ("Y", problem.y_set)) if not isinstance(part, Free)]
-    if setting == "uncoupled" and "Y" in outside:
-        outside.remove("Y")  # only another polyhedron in Lemma "linear"; theta_bar knows it
-    if outside:
+    # In the uncoupled setting Y is only another polyhedron in Lemma "linear", which theta_bar takes into account.
+    sets = {"X": problem.x_set} if setting == "uncoupled" else {"X": problem.x_set, "Y": problem.y_set}
+    bounded = [f"{name} is a {type(part).__name__}" for name, part in sets.items() if not isinstance(part, Free)]
+    if bounded:
         warnings.warn(
-            f"The {setting} theorem of SFLCB is proven for unbounded {' and '.join(outside)}; the problem has "
-            f"{problem.x_set if outside[0] == 'X' else problem.y_set}, so the step sizes carry no proof.",
+            f"The {setting} theorem of SFLCB takes {' and '.join(sets)} to be the whole space, but "
+            f"{' and '.join(bounded)}: these step sizes carry no proof.",
             stacklevel=3,
         )
     return sizes
@@ -345,9 +362,9 @@ def warm_start_coupled(
 ) -> SFLCBState:
     """Return the start of the coupled corollary: y, z near y*(x0) and u, v near its multipliers.
 
-    Proximal gradient ascent on the dual of the lower level at x0, with the inner minimisation over y by projected gradient
-    steps: linear convergence where A has full row rank and Y is the whole space. It then stops when the error bounds prove
-    ``|z - y*(x0)| <= accuracy`` and ``|v - v*(x0)| <= accuracy``.
+    Proximal gradient ascent on the dual of the lower level at x0, with the inner minimisation over y by projected
+    gradient steps: linear convergence where A has full row rank and Y is the whole space. It then stops when the
+    error bounds prove ``|z - y*(x0)| <= accuracy`` and ``|v - v*(x0)| <= accuracy``.
 
     Parameters
     ----------
@@ -372,8 +389,9 @@ def warm_start_coupled(
         _check_full_row_rank(constants)
         accuracy = float(solver.delta if accuracy is None else accuracy)
         mu_g, l_g1, a = constants.mu_g, constants.l_g1, constants.sigma_max_a
-        # The dual is concave with curvature between sigma_min(A)^2 / l_g1 and sigma_max(A)^2 / mu_g. A step of length eta
-        # that moves v by r proves |v - v*| <= 2 r / (curvature eta), and z(v) moves by at most sigma_max(A) / mu_g |v - v*|.
+        # The dual is concave with curvature between sigma_min(A)^2 / l_g1 and sigma_max(A)^2 / mu_g. A step of
+        # length eta that moves v by r proves |v - v*| <= 2 r / (curvature eta), and then
+        # |z(v) - z*| <= sigma_max(A) / mu_g |v - v*|.
         curvature, eta = constants.sigma_min_a**2 / l_g1, mu_g / a**2
         accuracy_v = accuracy * min(1.0, mu_g / (2 * a))
         accuracy_z = min(accuracy / 2, accuracy_v * curvature / (4 * a))
@@ -399,8 +417,8 @@ def warm_start_uncoupled(
 ) -> SFLCBState:
     """Return the start of the uncoupled corollary: SFLCB itself with x frozen at x0.
 
-    It stops when, in the Euclidean norm over all rows and variables, the residuals ``h(x0, y) - s_y``, ``h(x0, z) - s_z`` and
-    the moves of (y, s_y) and (z, s_z) divided by eta_y and eta_z are at most the tolerance.
+    It stops when these are at most the tolerance, in the Euclidean norm: the residuals ``h(x0, y) - s_y`` and
+    ``h(x0, z) - s_z``, the move of (y, s_y) divided by eta_y, and that of (z, s_z) divided by eta_z.
 
     Parameters
     ----------
@@ -436,9 +454,9 @@ def theta_bar(problem: BilevelProblem, x: PyTree, y: PyTree = None) -> float:
         M = [ A'^T  C^T ]
             [ 0     I   ]
 
-    where A' = (A, -I) acts on (y, s), and C stacks the bounds on s and the rows of Y. A further independent row can only raise
-    sigma_max and lower sigma_min, so the largest is attained at a basis of the rows, and only bases are visited. Equality rows
-    have no slack variable: their column of -I is absent.
+    where A' = (A, -I) acts on (y, s), and C stacks the bounds on s and the rows of Y. A further independent row can
+    only raise sigma_max and lower sigma_min, so the largest is attained at a basis of the rows, and only bases are
+    visited. Equality rows have no slack variable: their column of -I is absent.
 
     Raises
     ------
@@ -458,8 +476,8 @@ def _theta_bar(flat: FlatProblem) -> float:
     count = math.comb(len(matrix), rank)
     if count > _MAX_BASES:
         raise ValueError(
-            f"theta_bar: expected a number, because it is too long to enumerate here: {count} candidate bases of {rank} out "
-            f"of {len(matrix)} rows (at most {_MAX_BASES} are tried). Give estimate_constants(..., theta_bar=...)."
+            f"theta_bar: expected a number, because it is too long to enumerate here: {count} candidate bases of "
+            f"{rank} out of {len(matrix)} rows (at most {_MAX_BASES}). Give estimate_constants(..., theta_bar=...)."
         )
     largest, cutoff = 0.0, _RANK_TOLERANCE * np.linalg.norm(matrix, 2)
     bases = itertools.combinations(range(len(matrix)), rank)
@@ -537,11 +555,10 @@ def _points_around(
         placed = place(flat.problem, np.float64)
         for index in range(samples + 1):
             spread = radius if index else 0.0
-            near_x = flat.x_tree(jnp.asarray(x + spread * random.standard_normal(len(x))))
-            near_y = flat.y_tree(jnp.asarray(y + spread * random.standard_normal(len(y))))
+            near = [jnp.asarray(v + spread * random.standard_normal(len(v))) for v in (x, y)]
             yield (
-                _trees.flatten_host(placed.x_set.project(near_x)),
-                _trees.flatten_host(placed.y_set.project(near_y)),
+                _trees.flatten_host(placed.x_set.project(_trees.unflatten(near[0], flat.x_like))),
+                _trees.flatten_host(placed.y_set.project(_trees.unflatten(near[1], flat.y_like))),
             )
 
 
@@ -571,7 +588,7 @@ def _warn_short(name: str, steps: int, reached: float, wanted: float) -> None:
 def _dual_ascent(
     problem: BilevelProblem, x: PyTree, z: PyTree, step_z: Any, eta: Any, moves: tuple[Any, Any], max_steps: Any
 ) -> tuple[PyTree, Any, Any]:
-    """Return (z, v, |move of v|) of proximal gradient ascent on the dual at x, until z and v move less than ``moves``."""
+    """Return (z, v, |move of v|) of proximal gradient ascent on the dual, until z and v move less than ``moves``."""
 
     def minimise_inner(z: PyTree, v: Any) -> PyTree:
         lagrangian = lambda z: problem.lower_value(x, z) + _trees.dot(v, problem.rows(x, z))
@@ -588,9 +605,9 @@ def _dual_ascent(
         _, _, z, v, _, count = carry
         z = minimise_inner(z, v)
         ahead = _trees.add_scaled(v, eta, problem.rows(x, z))
-        # Prox of the support function of [lower, upper], by Moreau: max(., 0) on one-sided rows, nothing on equalities.
-        slack = _clipped(problem, jax.tree.map(lambda leaf: leaf / eta, ahead))
-        new = _trees.add_scaled(ahead, -eta, slack)
+        # The prox of the support function of [lower, upper], which gives every kind of row its sign.
+        prox = lambda w, low, high: jnp.maximum(w - eta * high, 0.0) + jnp.minimum(w - eta * low, 0.0)
+        new = jax.tree.map(prox, ahead, *problem.row_bounds(ahead))
         return z, v, z, new, _norm(_trees.subtract(new, v)), count + 1
 
     zero = jax.tree.map(jnp.zeros_like, problem.rows(x, z))

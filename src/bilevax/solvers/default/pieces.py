@@ -195,10 +195,7 @@ def _solve_model(
     inequality = model.rows.inequality
     not_held = np.ones(len(inequality), bool)
     not_held[reduction.held] = False
-    reach = radius * np.abs(reduction.value_x).sum(axis=1)
-    near = not_held & (lower.value >= -reach - 1e-6)
-    near[reduction.undecided] = True
-    near &= not_held
+    near = not_held
     held_inequality = inequality[reduction.held]
     force_now = lower.force[reduction.held]
     fading = held_inequality & (force_now <= radius * np.abs(reduction.force_x).sum(axis=1) + 1e-6)
@@ -222,13 +219,16 @@ def _solve_model(
     high = np.concatenate([np.broadcast_to(block[2], (len(block[0]),)) for block in blocks])
     gradient = np.concatenate([reduction.gradient_x, reduction.gradient_theta])
     hessian = _convex(reduction.hessian, n_x)
-    # Balanced units: forces may be far larger than steps.
-    scale = 1 / max(np.abs(gradient).max(initial=0.0), 1e-300)
+    # Balanced units: steps and forces in multiples of what the model makes of them.
+    steepness = max(np.abs(gradient).max(initial=0.0), 1e-300)
+    unit = 1 / np.sqrt(np.maximum(np.diag(hessian) / steepness, 1 / radius))
     balls = [dataclasses.replace(ball, center=ball.center - lower.x[ball.index]) for ball in x_rows.balls]
-    solved = solve_qp(hessian * scale, gradient * scale, matrix, low, high, balls)
+    if balls:
+        unit[:] = 1.0
+    solved = solve_qp(hessian * np.outer(unit, unit) / steepness, gradient * unit / steepness, matrix * unit, low, high, balls)
     if solved is None:
         return None
-    v = solved[0]
+    v = solved[0] * unit
     predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
     return v[:n_x], np.maximum(v[n_x:], 0.0), predicted
 

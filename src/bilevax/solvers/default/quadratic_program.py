@@ -1,9 +1,11 @@
 """Small quadratic programs in x, by Clarabel."""
 
+import warnings
 from typing import Any
 
 import clarabel
 import numpy as np
+import scipy.linalg as sla
 import scipy.sparse as sp
 
 from bilevax.sets import SetRows
@@ -48,16 +50,58 @@ def solve_qp(
     v = np.array(answer.x)
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None
-    image, slack = matrix @ v, 1e-6 * (1 + np.abs(v).max(initial=0.0))
-    if np.any(image < lower - slack) or np.any(image > upper + slack):
-        return None
     dual = np.array(answer.z)
     multipliers = np.zeros(len(lower))
     cuts = np.cumsum([equal.sum(), above.sum(), below.sum()])
     multipliers[equal] += dual[: cuts[0]]
     multipliers[above] += dual[cuts[0] : cuts[1]]
     multipliers[below] -= dual[cuts[1] : cuts[2]]
+    if not len(balls):
+        slack = np.array(answer.s)
+        pressed = dual > slack
+        active_above, active_below = np.zeros(len(lower), bool), np.zeros(len(lower), bool)
+        active_above[above], active_below[below] = pressed[cuts[0] : cuts[1]], pressed[cuts[1] : cuts[2]]
+        v, multipliers = _sharpen(hessian, gradient, matrix, lower, upper, equal, active_above, active_below, v, multipliers)
+    image, slack = matrix @ v, 1e-7 * (1 + np.abs(v).max(initial=0.0))
+    if np.any(image < lower - slack) or np.any(image > upper + slack):
+        return None
     return v, multipliers
+
+
+def _sharpen(
+    hessian: Any,
+    gradient: np.ndarray,
+    matrix: sp.csr_matrix,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    equal: np.ndarray,
+    above: np.ndarray,
+    below: np.ndarray,
+    v: np.ndarray,
+    multipliers: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Solve with the active rows as equations; keep the result if its signs and rows are right."""
+    active = equal | above | below
+    if active.sum() + len(v) > 1500:
+        return v, multipliers
+    rows = matrix[active].toarray()
+    dense = hessian.toarray() if sp.issparse(hessian) else np.asarray(hessian)
+    system = np.block([[dense, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
+    right = np.concatenate([-gradient, np.where(below, lower, upper)[active]])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", sla.LinAlgWarning)
+            solution = sla.solve(system, right, assume_a="sym")
+    except (sla.LinAlgError, sla.LinAlgWarning):
+        solution = np.linalg.lstsq(system, right, rcond=1e-13)[0]
+    if not np.abs(system @ solution - right).max(initial=0.0) <= 1e-9 * (1 + np.abs(right).max(initial=0.0)):
+        return v, multipliers
+    sharp, force = solution[: len(v)], np.zeros(len(lower))
+    force[active] = solution[len(v) :]
+    image, slack = matrix @ sharp, 1e-10 * (1 + np.abs(sharp).max(initial=0.0))
+    wrong_sign = np.any(force[above & ~equal] < -1e-8) or np.any(force[below & ~equal] > 1e-8)
+    outside = np.any(image < lower - slack) or np.any(image > upper + slack)
+    return (v, multipliers) if wrong_sign or outside else (sharp, force)
 
 
 class UpperSet:

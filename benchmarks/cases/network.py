@@ -1,0 +1,120 @@
+"""Network design with every row as structure: conservation by node and OD pair, capacity by link."""
+
+import ctypes
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import bilevax as bx
+from bilevax.solvers.sflcb import SFLCBState
+from cases.case import Case
+from data import Network
+from kernels import Steps, library, pointer
+
+_SHARE_MARGIN = 1e-6
+
+
+def network(name: str, net: Network, target: float, steps: int) -> Case:
+    links, pairs = len(net.tail), len(net.origin)
+    data = {key: value for key, value in vars(net).items() if key != "nodes"}
+
+    def rows(x: Array, y: dict[str, Array], data: dict[str, Array]) -> dict[str, Array]:
+        # Scatters of whole link rows: their adjoint, which is most of the step, is a gather.
+        pair = jnp.arange(pairs)
+        leaving = jnp.zeros((net.nodes, pairs)).at[data["tail"]].add(y["flow"])
+        leaving = leaving.at[data["destination"], pair].add(y["share"])
+        arriving = jnp.zeros((net.nodes, pairs)).at[data["head"]].add(y["flow"])
+        arriving = arriving.at[data["origin"], pair].add(y["share"])
+        return {"capacity": y["flow"] @ data["demand"] - x, "conservation": leaving - arriving}
+
+    def upper(x: Array, y: dict[str, Array], data: dict[str, Array]) -> Array:
+        return data["cost"] @ x - data["revenue"] @ y["share"]
+
+    def lower(x: Array, y: dict[str, Array], data: dict[str, Array]) -> Array:
+        share, rest = y["share"], 1 - y["share"]
+        choice = data["outside"] * rest + share * (jnp.log(share) - 1) + rest * (jnp.log(rest) - 1)
+        return data["time"] @ (y["flow"] @ data["demand"]) + data["demand"] @ choice
+
+    problem = bx.BilevelProblem(
+        upper,
+        lower,
+        bx.AffineCoupling(
+            rows,
+            lower={"capacity": -np.inf, "conservation": 0.0},
+            upper={"capacity": 0.0, "conservation": 0.0},
+        ),
+        x_set=bx.NonNegative(),
+        y_set=bx.Product({"flow": bx.Box(0.0, 1.0), "share": bx.Box(_SHARE_MARGIN, 1 - _SHARE_MARGIN)}),
+        data=data,
+    )
+    solver = bx.SFLCB(0.1, 1.0, 1.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)
+    incidence = np.zeros((net.nodes, links))
+    incidence[net.tail, np.arange(links)] += 1.0
+    incidence[net.head, np.arange(links)] -= 1.0
+
+    def numpy_system(x, y, slack, multiplier, eta, eta_multiplier, rho, delta):
+        flow, share, pair = y["flow"], y["share"], np.arange(pairs)
+        conservation = incidence @ flow
+        conservation[net.origin, pair] -= share
+        conservation[net.destination, pair] += share
+        load = flow @ net.demand - x - slack["capacity"]
+        new = {
+            "capacity": multiplier["capacity"] + eta_multiplier * load,
+            "conservation": multiplier["conservation"] + eta_multiplier * conservation,
+        }
+        pull, force = new["capacity"] + rho * load, new["conservation"] + rho * conservation
+        grad_flow = np.outer(net.time + pull, net.demand) + incidence.T @ force
+        grad_share = net.demand * (np.log(share / (1 - share)) - net.outside) - delta * net.revenue
+        grad_share += force[net.destination, pair] - force[net.origin, pair]
+        y = {
+            "flow": np.clip(flow - eta * grad_flow, 0.0, 1.0),
+            "share": np.clip(share - eta * grad_share, _SHARE_MARGIN, 1 - _SHARE_MARGIN),
+        }
+        slack = slack | {"capacity": np.minimum(slack["capacity"] + eta * pull, 0.0)}
+        return y, slack, new, pull
+
+    def numpy_step(state: SFLCBState) -> SFLCBState:
+        x, y, z, (s_y,), (s_z,), (u,), (v,) = state
+        p = solver
+        y, s_y, u, pull_y = numpy_system(x, y, s_y, u, p.eta_y, p.eta_u, p.rho1, p.delta)
+        z, s_z, v, pull_z = numpy_system(x, z, s_z, v, p.eta_z, p.eta_v, p.rho2, 0.0)
+        x = np.maximum(x - p.eta_x * (p.delta * net.cost - pull_y + pull_z), 0.0)
+        return SFLCBState(x, y, z, (s_y,), (s_z,), (u,), (v,))
+
+    def c_loop(state: SFLCBState):
+        x, y, z, (s_y,), (s_z,), (u,), (v,) = state
+        work = np.empty(2 * links + net.nodes * pairs)
+        system = lambda point, slack, multiplier: _System(
+            *map(
+                pointer,
+                (point["flow"], point["share"], slack["capacity"], multiplier["capacity"], multiplier["conservation"]),
+            )
+        )
+        shape = _Network(
+            net.nodes, links, pairs, *(pointer(getattr(net, key)) for key, _ in _Network._fields_[3:])
+        )
+        arguments = Steps.of(solver), shape, pointer(x), system(y, s_y, u), system(z, s_z, v), pointer(work)
+
+        def run(count: int, keep_alive: np.ndarray = work) -> None:
+            library().network(ctypes.c_long(count), *arguments)
+
+        return run
+
+    x0, y0 = np.ones(links), {"flow": np.full((links, pairs), 0.1), "share": np.full(pairs, 0.5)}
+    return Case(name, problem, solver, x0, y0, numpy_step, c_loop, target, steps)
+
+
+class _Network(ctypes.Structure):
+    _fields_ = [
+        *((key, ctypes.c_long) for key in ("nodes", "links", "pairs")),
+        *((key, ctypes.c_void_p) for key in ("tail", "head", "origin", "destination")),
+        *((key, ctypes.c_void_p) for key in ("time", "cost", "demand", "outside", "revenue")),
+    ]
+
+
+class _System(ctypes.Structure):
+    _fields_ = [
+        (key, ctypes.c_void_p)
+        for key in ("flow", "share", "slack", "capacity_multiplier", "conservation_multiplier")
+    ]

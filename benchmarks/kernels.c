@@ -1,0 +1,169 @@
+/* The SFLCB step of each benchmark case, fused by hand for one core: the limit the compiled JAX step is measured
+ * against. Order of updates as in Algorithm 1: multipliers first, then x, y, z and the slacks from the old point.
+ * Built with -ffast-math, so that exp, log, sin and cos run four at a time; no infinity is ever touched here. */
+
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    double delta, rho1, rho2, eta_x, eta_y, eta_z, eta_u, eta_v;
+} Steps;
+
+static inline double clip(double value, double lower, double upper) {
+    return value < lower ? lower : value > upper ? upper : value;
+}
+
+/* Toy, many starts: f = exp(2 - y) / (2 + cos 6x) + log((4x - 2)^2 + 1) / 2, g = (y - 2x)^2, y <= x, x in [0, 3]. */
+void toy(long count, Steps p, long starts, double *restrict x, double *restrict y, double *restrict z,
+         double *restrict s_y, double *restrict s_z, double *restrict u, double *restrict v) {
+    double cosine[starts], sine[starts];
+    for (long t = 0; t < count; t++) {
+        /* In loops of their own, or the compiler merges them into a scalar sincos. */
+        for (long i = 0; i < starts; i++) cosine[i] = cos(6 * x[i]);
+        for (long i = 0; i < starts; i++) sine[i] = sin(6 * x[i]);
+        for (long i = 0; i < starts; i++) {
+            double residual_y = y[i] - x[i] - s_y[i], residual_z = z[i] - x[i] - s_z[i];
+            u[i] += p.eta_u * residual_y;
+            v[i] += p.eta_v * residual_z;
+            double force_y = u[i] + p.rho1 * residual_y, force_z = v[i] + p.rho2 * residual_z;
+            double inverse = 1 / (2 + cosine[i]), bump = exp(2 - y[i]) * inverse, shifted = 4 * x[i] - 2;
+            double upper_x = 6 * sine[i] * bump * inverse + 4 * shifted / (shifted * shifted + 1);
+            double lower_y = 2 * (y[i] - 2 * x[i]), lower_z = 2 * (z[i] - 2 * x[i]);
+            double grad_x = p.delta * upper_x - 2 * (lower_y - lower_z) - force_y + force_z;
+            x[i] = clip(x[i] - p.eta_x * grad_x, 0, 3);
+            y[i] -= p.eta_y * (lower_y - p.delta * bump + force_y);
+            z[i] -= p.eta_z * (lower_z + force_z);
+            s_y[i] = fmin(s_y[i] + p.eta_y * force_y, 0);
+            s_z[i] = fmin(s_z[i] + p.eta_z * force_z, 0);
+        }
+    }
+}
+
+/* SVM: rows  A y - c <= -1,  f = sum exp(1 - V y) + |c|^2 / 2,  g = |w|^2 / 2 + 0.005 b^2,  y = (w, b).
+ * Both matrices are padded with zeros to the compile-time width and to a multiple of four rows. One pass over A a step:
+ * four rows at a time serve both systems and both directions while they are in the first-level cache. */
+#define WIDTH 48
+
+static inline void dot4(const double *restrict rows, const double *restrict vector, double *restrict image) {
+    double sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
+    for (long j = 0; j < WIDTH; j++) {
+        sum0 += rows[j] * vector[j];
+        sum1 += rows[WIDTH + j] * vector[j];
+        sum2 += rows[2 * WIDTH + j] * vector[j];
+        sum3 += rows[3 * WIDTH + j] * vector[j];
+    }
+    image[0] = sum0, image[1] = sum1, image[2] = sum2, image[3] = sum3;
+}
+
+static inline void add4(const double *restrict rows, const double *restrict scale, double *restrict sum) {
+    double scale0 = scale[0], scale1 = scale[1], scale2 = scale[2], scale3 = scale[3];
+    for (long j = 0; j < WIDTH; j++)
+        sum[j] += (scale0 * rows[j] + scale1 * rows[WIDTH + j]) +
+                  (scale2 * rows[2 * WIDTH + j] + scale3 * rows[3 * WIDTH + j]);
+}
+
+void svm(long count, Steps p, long rows, long held_out, long bias, const double *restrict A, const double *restrict V,
+         double *restrict c, double *restrict y, double *restrict z, double *restrict s_y, double *restrict s_z,
+         double *restrict u, double *restrict v) {
+    for (long t = 0; t < count; t++) {
+        double grad_y[WIDTH], grad_z[WIDTH], fit[WIDTH] = {0};
+        for (long i = 0; i < held_out; i += 4) {
+            double loss[4];
+            dot4(V + i * WIDTH, y, loss);
+            for (long k = 0; k < 4; k++) loss[k] = exp(1 - loss[k]);
+            add4(V + i * WIDTH, loss, fit);
+        }
+        for (long j = 0; j < WIDTH; j++) {
+            double weight = j == bias ? 0.01 : 1;
+            grad_y[j] = weight * y[j] - p.delta * fit[j];
+            grad_z[j] = weight * z[j];
+        }
+        for (long i = 0; i < rows; i += 4) {
+            double row_y[4], row_z[4], force_y[4], force_z[4];
+            dot4(A + i * WIDTH, y, row_y);
+            dot4(A + i * WIDTH, z, row_z);
+            for (long k = 0; k < 4; k++) {
+                long r = i + k;
+                double residual_y = row_y[k] - c[r] - s_y[r], residual_z = row_z[k] - c[r] - s_z[r];
+                u[r] += p.eta_u * residual_y;
+                v[r] += p.eta_v * residual_z;
+                force_y[k] = u[r] + p.rho1 * residual_y;
+                force_z[k] = v[r] + p.rho2 * residual_z;
+                c[r] -= p.eta_x * (p.delta * c[r] - force_y[k] + force_z[k]);
+                s_y[r] = fmin(s_y[r] + p.eta_y * force_y[k], -1);
+                s_z[r] = fmin(s_z[r] + p.eta_z * force_z[k], -1);
+            }
+            add4(A + i * WIDTH, force_y, grad_y);
+            add4(A + i * WIDTH, force_z, grad_z);
+        }
+        for (long j = 0; j < WIDTH; j++) {
+            y[j] -= p.eta_y * grad_y[j];
+            z[j] -= p.eta_z * grad_z[j];
+        }
+    }
+}
+
+/* Network design. Variables and rows are link-major and node-major, OD pairs innermost. The slack of an equality row is
+ * the constant 0 and is left out. */
+typedef struct {
+    long nodes, links, pairs;
+    const int *tail, *head, *origin, *destination;
+    const double *time, *cost, *demand, *outside, *revenue;
+} Network;
+
+typedef struct {
+    double *flow, *share, *slack, *capacity_multiplier, *conservation_multiplier;
+} System;
+
+/* One system's multipliers, slacks and lower-level variables; returns its capacity forces in `pull`. */
+static void network_system(const Network *n, System s, const double *restrict x, double eta, double eta_multiplier,
+                           double rho, double delta, double *restrict pull, double *restrict force) {
+    const long pairs = n->pairs;
+    const double *restrict demand = n->demand;
+    memset(force, 0, n->nodes * pairs * sizeof *force);
+    for (long l = 0; l < n->links; l++) {
+        const double *restrict flow = s.flow + l * pairs;
+        double *restrict out = force + n->tail[l] * pairs, *restrict in = force + n->head[l] * pairs, load = 0;
+        for (long k = 0; k < pairs; k++) {
+            out[k] += flow[k];
+            in[k] -= flow[k];
+            load += demand[k] * flow[k];
+        }
+        double residual = load - x[l] - s.slack[l];
+        s.capacity_multiplier[l] += eta_multiplier * residual;
+        pull[l] = s.capacity_multiplier[l] + rho * residual;
+        s.slack[l] = fmin(s.slack[l] + eta * pull[l], 0);
+    }
+    for (long k = 0; k < pairs; k++) {
+        force[n->origin[k] * pairs + k] -= s.share[k];
+        force[n->destination[k] * pairs + k] += s.share[k];
+    }
+    for (long i = 0; i < n->nodes * pairs; i++) {
+        double residual = force[i];
+        s.conservation_multiplier[i] += eta_multiplier * residual;
+        force[i] = s.conservation_multiplier[i] + rho * residual;
+    }
+    for (long l = 0; l < n->links; l++) {
+        double *restrict flow = s.flow + l * pairs, cost = n->time[l] + pull[l];
+        const double *restrict out = force + n->tail[l] * pairs, *restrict in = force + n->head[l] * pairs;
+        for (long k = 0; k < pairs; k++) flow[k] = clip(flow[k] - eta * (demand[k] * cost + out[k] - in[k]), 0, 1);
+    }
+    double along[pairs];
+    for (long k = 0; k < pairs; k++)
+        along[k] = force[n->destination[k] * pairs + k] - force[n->origin[k] * pairs + k];
+    for (long k = 0; k < pairs; k++) {
+        double entropy = log(s.share[k] / (1 - s.share[k])) - n->outside[k];
+        double grad = demand[k] * entropy - delta * n->revenue[k] + along[k];
+        s.share[k] = clip(s.share[k] - eta * grad, 1e-6, 1 - 1e-6);
+    }
+}
+
+void network(long count, Steps p, Network n, double *restrict x, System y, System z, double *restrict work) {
+    double *pull_y = work, *pull_z = work + n.links, *force = work + 2 * n.links;
+    for (long t = 0; t < count; t++) {
+        network_system(&n, y, x, p.eta_y, p.eta_u, p.rho1, p.delta, pull_y, force);
+        network_system(&n, z, x, p.eta_z, p.eta_v, p.rho2, 0, pull_z, force);
+        for (long l = 0; l < n.links; l++)
+            x[l] = fmax(x[l] - p.eta_x * (p.delta * n.cost[l] - pull_y[l] + pull_z[l]), 0);
+    }
+}

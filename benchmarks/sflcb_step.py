@@ -1,0 +1,106 @@
+"""Time per SFLCB step: the library's compiled loop against plain NumPy and against C fused by hand.
+
+The three have to agree before they are timed. They then take turns, and the fastest turn of each counts, so that the
+ratios survive a busy machine.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from cases.case import Case
+from cases.network import network
+from cases.svm import svm
+from cases.toy import toy
+from data import nine_nodes, sioux_falls
+
+_AGREEMENT_STEPS, _AGREEMENT = 50, 1e-9
+_COLUMNS = ("C us", "JAX us", "NumPy us", "JAX/C", "NumPy/JAX", "target")
+
+
+def cases() -> list[Case]:
+    return [
+        toy(),
+        svm(),
+        network("9 nodes", nine_nodes(), target=3.8, steps=500),
+        network("Sioux Falls", sioux_falls(), target=3.1, steps=100),
+    ]
+
+
+def check(case: Case) -> None:
+    """Raise unless the three programs give the same state after some steps."""
+    loop, advance = case.prepare(_AGREEMENT_STEPS)
+    in_numpy, in_c = _host(loop.state), _host(loop.state)
+    expected = _host(advance(loop).state)
+    for _ in range(_AGREEMENT_STEPS):
+        in_numpy = case.numpy_step(in_numpy)
+    case.c_loop(in_c)(_AGREEMENT_STEPS)
+    for name, found in (("NumPy", in_numpy), ("C", in_c)):
+        error = max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), found, expected)))
+        if not error <= _AGREEMENT:
+            raise AssertionError(f"{case.name}: after {_AGREEMENT_STEPS} steps {name} differs from JAX by {error:.2g}")
+
+
+def measure(case: Case, turns: int) -> dict[str, float]:
+    """Return microseconds per step of the three programs, each the fastest of many turns."""
+    loop, advance = case.prepare(case.steps)
+    c_state, numpy_state = _host(loop.state), _host(loop.state)
+    run_c = case.c_loop(c_state)
+    numpy_steps = max(1, case.steps // 10)
+
+    def run_numpy() -> None:
+        state = numpy_state
+        for _ in range(numpy_steps):
+            state = case.numpy_step(state)
+
+    programs: dict[str, tuple[Callable[[], Any], int]] = {
+        "C us": (lambda: run_c(case.steps), case.steps),
+        "JAX us": (lambda: advance(loop), case.steps),
+        "NumPy us": (run_numpy, numpy_steps),
+    }
+    best = dict.fromkeys(programs, np.inf)
+    for _ in range(turns):
+        for name, (program, steps) in programs.items():
+            began = time.perf_counter()
+            program()
+            best[name] = min(best[name], (time.perf_counter() - began) / steps * 1e6)
+    return best | {
+        "JAX/C": best["JAX us"] / best["C us"],
+        "NumPy/JAX": best["NumPy us"] / best["JAX us"],
+        "target": case.target,
+    }
+
+
+def _host(state: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.array(leaf), state)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--turns", type=int, default=100, help="how often each program is timed")
+    parser.add_argument("--case", default="", help="only cases whose name contains this text")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    table = {}
+    if not arguments.json:
+        print(f"{'case':16}" + "".join(f"{column:>11}" for column in _COLUMNS))
+    for case in cases():
+        if arguments.case not in case.name:
+            continue
+        check(case)
+        table[case.name] = measure(case, arguments.turns)
+        if not arguments.json:
+            numbers = "".join(f"{table[case.name][column]:11.3g}" for column in _COLUMNS)
+            print(f"{case.name:16}{numbers}", flush=True)
+    if arguments.json:
+        print(json.dumps(table, indent=2))
+
+
+if __name__ == "__main__":
+    main()

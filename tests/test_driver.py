@@ -1,0 +1,519 @@
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from known import TOY_MINIMA, bordered, slopes, toy
+
+import bilevax as bx
+
+SOLVER = bx.SFLCB(delta=0.05, eta_u=0.05, eta_v=0.05)
+FOREVER = {"rtol": 0.0, "atol": 0.0}
+
+
+# --- statuses -------------------------------------------------------------------------------------------------------
+
+
+def test_converged():
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, rtol=1e-5)
+    assert solution.status is bx.Status.CONVERGED
+    assert solution.success
+    assert np.abs(solution.x - TOY_MINIMA).min() < 1e-4
+    assert solution.value == solution.certificate.value == pytest.approx(bx.certify(toy(), solution.x).value, rel=1e-12)
+    assert solution.certificate.stationarity <= 1e-5
+    assert solution.certificate.delta == 0.05
+    assert solution.certificate.penalty_gap >= -1e-9
+    assert solution.certificate.y_error < 1e-3
+    assert isinstance(solution.x, np.ndarray)
+    assert solution.x.dtype == np.float64
+    assert solution.multipliers == pytest.approx(2 * solution.x, rel=1e-6)
+    assert solution.stats["steps"] == solution.history["step"][-1] < 100_000
+    assert solution.stats["solver"] == "SFLCB"
+
+
+def biased(x, y):
+    return (y - 1) ** 2 + x**2
+
+
+def follow(x, y):
+    return 0.5 * (y - x) ** 2
+
+
+def test_almost_solved():
+    """Phi_delta's minimiser is not Phi's: the stopping test holds, the certificate says no."""
+    problem = bx.BilevelProblem(biased, follow, y_like=0.0)
+    solution = bx.solve(problem, 0.0, solver=bx.SFLCB(delta=0.2, eta_x=0.1, eta_y=0.1, eta_z=0.1), rtol=1e-6)
+    assert solution.status is bx.Status.ALMOST_SOLVED
+    assert not solution.success
+    assert solution.certificate.stationarity > 1e-3
+    assert "stationarity" in solution.message
+
+
+def test_max_steps():
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=150)
+    assert solution.status is bx.Status.MAX_STEPS
+    assert not solution.success
+    assert solution.stats["steps"] == 150
+    assert bx.solve(toy(), 0.7, solver=SOLVER, max_steps=0).stats["steps"] == 0
+
+
+@pytest.mark.parametrize("limit", [0.3, 1.0])
+def test_time_limit_is_kept_within_a_second(limit):
+    problem = toy()
+    bx.solve(problem, 0.7, solver=SOLVER, max_steps=100, time_limit=60.0)  # compiled before the clock counts
+    began = time.monotonic()
+    solution = bx.solve(problem, 0.7, solver=SOLVER, max_steps=10**9, time_limit=limit, **FOREVER)
+    assert limit <= time.monotonic() - began <= limit + 1.0
+    assert solution.status is bx.Status.TIME_LIMIT
+    assert not solution.success
+    assert solution.stats["steps"] > 0
+
+
+def test_callback_stops_and_sees_the_run():
+    seen = []
+
+    def callback(progress):
+        seen.append(progress)
+        return len(seen) == 3
+
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, callback=callback, **FOREVER)
+    assert solution.status is bx.Status.CALLBACK
+    assert not solution.success
+    assert len(seen) == 3
+    assert [entry.steps for entry in seen] == sorted({entry.steps for entry in seen})
+    assert seen[-1].steps == solution.stats["steps"]
+    np.testing.assert_array_equal(seen[-1].x, solution.x)
+    assert seen[-1].residuals.keys() >= {"gradient", "rows_y", "rows_z"}
+
+
+def test_keyboard_interrupt_returns_the_last_point():
+    def callback(progress):
+        raise KeyboardInterrupt
+
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, callback=callback, **FOREVER)
+    assert solution.status is bx.Status.INTERRUPTED
+    assert solution.stats["steps"] > 0
+    assert np.isfinite(solution.value)
+
+
+def test_an_error_in_the_callback_is_the_users():
+    def callback(progress):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        bx.solve(toy(), 0.7, solver=SOLVER, callback=callback)
+
+
+def test_lower_infeasible_is_never_a_success():
+    solution = bx.solve(bordered(slopes(1.0)), [0.5], y0=[1.0], solver=SOLVER, max_steps=1)
+    assert solution.status is bx.Status.LOWER_INFEASIBLE
+    assert not solution.success
+    assert solution.value == np.inf
+    assert solution.certificate.lower_infeasibility == pytest.approx(0.25, rel=0.1)
+
+
+def test_a_start_where_the_lower_level_is_infeasible():
+    """Without y0 the run starts from the point of the smallest relaxation, and may still find its way."""
+    solution = bx.solve(bordered(slopes(-1.0, square=0.2)), [0.5], solver=bx.SFLCB(), max_steps=20_000, rtol=1e-4)
+    assert solution.certificate.lower_feasible
+    assert solution.x == pytest.approx([2.5], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("lower", "status"),
+    [
+        (lambda x, y: y + x, bx.Status.LOWER_UNBOUNDED),
+        (lambda x, y: -(y**2) + x, bx.Status.LOWER_NOT_CONVEX),
+    ],
+)
+def test_lower_level_without_minimiser(lower, status):
+    problem = bx.BilevelProblem(lambda x, y: x**2, lower, y_like=0.0)
+    solution = bx.solve(problem, 1.0, y0=0.5, solver=SOLVER, max_steps=10)
+    assert solution.status is status
+    assert not solution.success
+
+
+def test_throw():
+    with pytest.raises(RuntimeError, match="max_steps"):
+        bx.solve(toy(), 0.7, solver=SOLVER, max_steps=10, throw=True)
+    assert bx.solve(toy(), 0.7, solver=SOLVER, rtol=1e-5, throw=True).success
+
+
+def test_statuses_are_sentences():
+    for status in bx.Status:
+        assert status.value.rstrip().endswith(".")
+        assert len(status.value) > 20
+        assert str(status) == status.name.lower()
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rtol": -1.0}, "rtol: expected a number >= 0, got -1.0"),
+        ({"atol": np.nan}, "atol: expected a number >= 0, got nan"),
+        ({"max_steps": -5}, "max_steps: expected a whole number >= 0, got -5"),
+        ({"max_steps": 2.5}, "max_steps: expected a whole number >= 0, got 2.5"),
+        ({"time_limit": 0.0}, "time_limit: expected a number of seconds > 0, got 0.0"),
+        ({"solver": "SFLCB"}, "solver: expected a solver object"),
+        ({"solver": bx.SFLCB}, "solver: expected a solver object"),
+        ({"warm_start": 3.0}, "warm_start: expected a Solution"),
+        ({"resume": "nowhere/file"}, "resume: cannot read nowhere/file"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        bx.solve(toy(), 0.7, **{"solver": SOLVER, "max_steps": 10, **change})
+
+
+# --- history, printing, warm start --------------------------------------------------------------------------------------
+
+
+def test_history():
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=3050, callback=lambda progress: False, **FOREVER)
+    history = solution.history
+    assert {"step", "time", "gradient", "rows_y", "rows_z", "stationarity_y", "stationarity_z"} <= set(history)
+    lengths = {len(values) for values in history.values()}
+    assert lengths == {len(history["step"])}
+    assert lengths.pop() >= 3
+    assert all(isinstance(values, np.ndarray) for values in history.values())
+    assert history["step"][0] == 0
+    assert history["step"][-1] == 3050
+    assert np.all(np.diff(history["step"]) > 0)
+    assert np.all(np.diff(history["time"]) >= 0)
+    assert history["gradient"][-1] < history["gradient"][0]
+
+
+def test_printing(capsys):
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=300, progress=True)
+    assert "step 300/300" in capsys.readouterr().err
+    text = str(solution)
+    for word in ("max_steps", "value", "stationarity", "Certificate", "lower level", f"{solution.value:.6g}"):
+        assert word in text
+    bx.solve(toy(), 0.7, solver=SOLVER, max_steps=300, progress=False)
+    captured = capsys.readouterr()
+    assert captured.err == captured.out == ""
+
+
+def test_warm_start_goes_on_from_the_state():
+    whole = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=400, **FOREVER)
+    half = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=200, **FOREVER)
+    rest = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=200, warm_start=half, **FOREVER)
+    np.testing.assert_array_equal(rest.x, whole.x)
+    assert rest.stats["steps"] == 200
+    other = bx.BilevelProblem(lambda x, y: jnp.sum(x**2), lambda x, y: jnp.sum((y - x) ** 2), y_like=np.zeros(2))
+    with pytest.raises(ValueError, match="warm_start: expected a Solution of the same solver"):
+        bx.solve(other, np.zeros(2), solver=SOLVER, warm_start=half)
+
+
+# --- chunks do not change anything ----------------------------------------------------------------------------------------
+
+
+def same_state(a, b):
+    for left, right in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert a.stats["steps"] == b.stats["steps"]
+    assert a.status == b.status
+
+
+def test_chunks_do_not_change_a_bit():
+    for settings in ({"max_steps": 1777, **FOREVER}, {"rtol": 1e-5}):
+        same_state(
+            bx.solve(toy(), 0.7, solver=SOLVER, **settings),
+            bx.solve(toy(), 0.7, solver=SOLVER, callback=lambda progress: False, **settings),
+        )
+
+
+def test_chunks_do_not_change_where_divergence_is_seen():
+    """Slow growth: a chunk that starts late must not be allowed to grow further."""
+    problem = bx.BilevelProblem(lambda x, y: -0.5 * x**2 + 0 * y, lambda x, y: (y - x) ** 2, y_like=0.0)
+    solver = bx.SFLCB(delta=1.0, eta_x=0.05)
+    whole = bx.solve(problem, 1.0, solver=solver, max_steps=50_000)
+    parts = bx.solve(problem, 1.0, solver=solver, max_steps=50_000, callback=lambda progress: False)
+    assert whole.status is bx.Status.DIVERGED
+    same_state(whole, parts)
+
+
+# --- nothing is compiled twice --------------------------------------------------------------------------------------------
+
+
+def fit(x, y, data):
+    return jnp.sum((y - data["target"]) ** 2) + 0.1 * jnp.sum(x**2)
+
+
+def ridge(x, y, data):
+    return jnp.sum((data["matrix"] @ y - x) ** 2) + 0.5 * jnp.sum(y**2)
+
+
+def regression(random, sparse=False):
+    A = random.standard_normal((4, 3)) * np.array([[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 1]])
+    B = 0.1 * random.standard_normal((4, 2))
+    return bx.BilevelProblem(
+        fit,
+        ridge,
+        bx.LinearCoupling(sp.csr_matrix(A) if sparse else A, B, upper=random.uniform(0.5, 2.0, 4)),
+        x_set=bx.Box(random.uniform(-3, -2, 2), random.uniform(2, 3, 2)),
+        y_set=bx.Box(-random.uniform(1, 2), 5.0),
+        data={"target": random.standard_normal(3), "matrix": random.standard_normal((2, 3))},
+    )
+
+
+def test_the_counter_counts(compilations):
+    with compilations() as count:
+        jax.jit(lambda x: jnp.sin(x) * 3.217)(1.0)
+    assert count[0] >= 1
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_second_solve_compiles_nothing(compilations, sparse):
+    random = np.random.default_rng(1)
+    settings = {"callback": lambda progress: False, "time_limit": 60.0}
+    for _ in range(2):  # both exits of the certificate, smooth and not, may be needed once
+        bx.solve(regression(random, sparse), random.standard_normal(2), solver=bx.SFLCB(), max_steps=900, **settings)
+    with compilations() as count:
+        for steps, rtol in ((1000, 1e-6), (350, 1e-3)):
+            solver = bx.SFLCB(*random.uniform(0.005, 0.02, 8))
+            solution = bx.solve(
+                regression(random, sparse), random.standard_normal(2), solver=solver, max_steps=steps, rtol=rtol, **settings
+            )
+            assert solution.stats["steps"] > 0
+    assert count[0] == 0
+
+
+def test_second_certify_and_run_compile_nothing(compilations):
+    random = np.random.default_rng(2)
+    bx.certify(regression(random), random.standard_normal(2), delta=0.1)
+    with compilations() as count:
+        for _ in range(5):
+            bx.certify(regression(random), random.standard_normal(2), delta=random.uniform(0.01, 0.1))
+    assert count[0] == 0
+    with jax.enable_x64(True):
+        bx.run(regression(random), random.standard_normal(2), solver=bx.SFLCB(), max_steps=30)
+        with compilations() as count:
+            solver = bx.SFLCB(eta_x=0.003)
+            bx.run(regression(random), random.standard_normal(2), solver=solver, max_steps=57, rtol=1e-3)
+    assert count[0] == 0
+
+
+# --- degenerate inputs ------------------------------------------------------------------------------------------------------
+
+
+def chase(x, y):
+    return jnp.sum((y - 1) ** 2) + jnp.sum((x - 2) ** 2)
+
+
+def tail(x, y):
+    return jnp.sum((y - x) ** 2)
+
+
+EYE, ONES = np.eye(2), np.ones((1, 2))
+DEGENERATE = {
+    "no rows": None,
+    "empty sequence": (),
+    "zero rows": bx.LinearCoupling(np.zeros((0, 2)), upper=0.0),
+    "zero sparse rows": bx.LinearCoupling(sp.csr_matrix((0, 2)), sp.csr_matrix((0, 2))),
+    "infinite on both sides": bx.LinearCoupling(EYE, EYE),
+    "row of zeros": bx.LinearCoupling(0 * ONES, 0 * ONES, lower=-1.0, upper=1.0),
+    "sparse row of zeros": bx.LinearCoupling(sp.csr_matrix((3, 2)), upper=0.0),
+    "equality of zeros": bx.LinearCoupling(0 * ONES, lower=0.0, upper=0.0),
+    "slack duplicates": bx.LinearCoupling(np.vstack([ONES, ONES, 3 * ONES]), upper=[9.0, 9.0, 27.0]),
+    "slack in float32": bx.LinearCoupling(np.float32(ONES), np.float32(ONES), upper=np.float32(9)),
+    "slack in integers": bx.LinearCoupling([[1, 1]], [[0, 1]], upper=9),
+    "affine without x": bx.AffineCoupling(lambda x, y: y, upper=9.0),
+    "affine without rows": bx.AffineCoupling(lambda x, y: jnp.zeros(0), upper=9.0),
+}
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_degenerate_rows_run(kind):
+    problem = bx.BilevelProblem(chase, tail, DEGENERATE[kind], y_like=np.zeros(2))
+    certificate = bx.certify(problem, [1.0, 2.0])
+    assert certificate.failure is None
+    assert certificate.value == pytest.approx(2.0, abs=1e-9)
+    np.testing.assert_allclose(certificate.hypergradient, [-2.0, 2.0], atol=1e-8)
+    assert bx.certify(problem, [1.5, 1.5]).stationarity <= 1e-8
+    solution = bx.solve(problem, [1, 2], solver=bx.SFLCB(delta=0.01), max_steps=150)
+    assert solution.stats["steps"] == 150
+    assert np.isfinite(solution.value)
+    assert solution.certificate.lower_feasible
+
+
+def test_a_row_of_zeros_that_nothing_satisfies():
+    problem = bx.BilevelProblem(chase, tail, bx.LinearCoupling(0 * ONES, lower=0.5, upper=1.0), y_like=np.zeros(2))
+    certificate = bx.certify(problem, [1.0, 2.0])
+    assert not certificate.lower_feasible
+    assert certificate.lower_infeasibility == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_row_that_only_x_can_satisfy():
+    """0 y - x <= -1: the row says x >= 1 and nothing about y."""
+    problem = bx.BilevelProblem(
+        chase, tail, bx.LinearCoupling(0 * ONES, [[-1.0, 0.0]], upper=-1.0), y_like=np.zeros(2)
+    )
+    assert bx.certify(problem, [1.5, 1.5]).stationarity <= 1e-8
+    outside = bx.certify(problem, [0.25, 1.5])
+    assert not outside.lower_feasible
+    assert outside.lower_infeasibility == pytest.approx(0.75, rel=1e-6)
+
+
+@pytest.mark.parametrize("x0", [2, np.int64(2), np.float32(2), jnp.float32(2), True, np.array(2), [2], (2.0,), {"a": 2}])
+def test_one_variable_in_any_form(x0):
+    shape = jax.tree.map(jnp.asarray, x0) if not isinstance(x0, list) else jnp.asarray(x0)
+    problem = bx.BilevelProblem(
+        lambda x, y: sum(jnp.sum((leaf - 1) ** 2) for leaf in jax.tree.leaves(x)) + y**2,
+        lambda x, y: sum(jnp.sum((y - leaf) ** 2) for leaf in jax.tree.leaves(x)),
+        y_like=0.0,
+    )
+    solution = bx.solve(problem, x0, solver=SOLVER, max_steps=10)
+    assert jax.tree.structure(solution.x) == jax.tree.structure(shape)
+    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(solution.x))
+    assert 1.8 < float(np.ravel(jax.tree.leaves(solution.x)[0])[0]) < 2.0 or x0 is True
+
+
+def test_float32_run():
+    solution = bx.solve(toy(), 0.7, solver=SOLVER, dtype=np.float32, rtol=1e-4, max_steps=20_000)
+    assert solution.state.x.dtype == np.float32
+    assert np.abs(solution.x - TOY_MINIMA).min() < 1e-3
+    assert isinstance(solution.value, float)
+    result = bx.run(toy(), 0.7, solver=SOLVER, max_steps=10)
+    assert result.x.dtype == np.float32
+
+
+# --- sparse matrices stay sparse ----------------------------------------------------------------------------------------------
+
+
+def refuse(*_, **__):
+    raise AssertionError("a sparse matrix was turned dense")
+
+
+@pytest.fixture
+def no_dense(monkeypatch):
+    classes = [sp._base._spbase]
+    while classes:
+        found = classes.pop()
+        classes += found.__subclasses__()
+        for name in ("toarray", "todense", "__array__"):
+            if name in vars(found):
+                monkeypatch.setattr(found, name, refuse)
+
+
+def sparse_problem(rows, columns, n_x=5):
+    random = np.random.default_rng(0)
+    count = 3 * rows
+    triplets = random.uniform(0, 1, count), (random.integers(0, rows, count), random.integers(0, columns, count))
+    dense_row = 0.01 * sp.csr_matrix(np.ones((1, columns)))
+    A = sp.vstack([sp.coo_matrix(triplets, shape=(rows, columns)), dense_row])
+    B = sp.random(rows + 1, n_x, 0.3, random_state=1, format="coo")
+    target = random.standard_normal(columns)
+    return bx.BilevelProblem(
+        lambda x, y, data: jnp.mean((y - data) ** 2) + jnp.sum(x**2),
+        lambda x, y, data: 0.5 * jnp.sum((y - 0.1 * jnp.sum(x)) ** 2),
+        bx.LinearCoupling(A, B, upper=1.0),
+        data=target,
+    )
+
+
+def test_sparse_rows_are_never_turned_dense(no_dense):
+    with pytest.raises(AssertionError, match="turned dense"):
+        sp.eye(3).tocsr().toarray()
+    problem = sparse_problem(2000, 3000)
+    with jax.enable_x64(True):
+        result = bx.run(problem, np.ones(5), solver=bx.SFLCB(delta=0.1), max_steps=20)
+    assert int(result.steps) == 20
+    assert np.isfinite(result.x).all()
+
+
+def test_sparse_rows_too_large_to_be_dense():
+    """100,000 x 150,000: 120 GB as an array of numbers."""
+    problem = sparse_problem(100_000, 150_000)
+    with jax.enable_x64(True):
+        result = bx.run(problem, np.ones(5), solver=bx.SFLCB(delta=0.1), max_steps=3)
+    assert np.isfinite(result.x).all()
+
+
+# --- jit ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_run_inside_jit_with_traced_problem():
+    """Bounds, matrices, data and step sizes may all be traced."""
+
+    @jax.jit
+    def answer(bound, matrix, target, eta):
+        problem = bx.BilevelProblem(
+            lambda x, y, data: jnp.sum((y - data) ** 2) + jnp.sum(x**2),
+            lambda x, y, data: jnp.sum((y - x) ** 2),
+            bx.LinearCoupling(matrix, upper=bound),
+            x_set=bx.Box(-bound, jnp.inf),
+            data=target,
+        )
+        return bx.run(problem, jnp.zeros(2), solver=bx.SFLCB(eta_x=eta), max_steps=300).x
+
+    with jax.enable_x64(True):
+        found = answer(jnp.array(1.0), jnp.eye(2), jnp.array([2.0, 0.3]), jnp.array(0.02))
+        problem = bx.BilevelProblem(
+            lambda x, y: jnp.sum((y - jnp.array([2.0, 0.3])) ** 2) + jnp.sum(x**2),
+            lambda x, y: jnp.sum((y - x) ** 2),
+            bx.LinearCoupling(np.eye(2), upper=1.0),
+            x_set=bx.Box(-1.0, np.inf),
+        )
+        expected = bx.run(problem, np.zeros(2), solver=bx.SFLCB(eta_x=0.02), max_steps=300).x
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("coupling", "x_set"),
+    [
+        (bx.AffineCoupling(lambda x, y: y - x, upper=0.0), bx.Box(0.0, 3.0)),
+        (bx.LinearCoupling(sp.csr_matrix([[1.0]]), sp.csr_matrix([[-1.0]]), upper=0.0), bx.Box(0.0, 3.0)),
+        (bx.LinearCoupling([[1.0]], [[-1.0]], upper=0.0), bx.Polyhedron([[1.0]], lower=0.0, upper=3.0)),
+    ],
+    ids=["affine", "sparse", "polyhedron"],
+)
+def test_run_inside_jit_and_vmap(coupling, x_set):
+    problem = bx.BilevelProblem(chase, lambda x, y: jnp.sum((y - 2 * x) ** 2), coupling, x_set=x_set, y_like=np.zeros(1))
+    run = lambda x0: bx.run(problem, x0, solver=bx.SFLCB(), max_steps=20, **FOREVER).x
+    starts = np.array([[0.5], [2.9]])
+    with jax.enable_x64(True):
+        expected = np.array([run(start) for start in starts])
+        np.testing.assert_allclose(jax.jit(run)(starts[0]), expected[0], rtol=1e-12)
+        np.testing.assert_allclose(jax.vmap(run)(jnp.asarray(starts)), expected, rtol=1e-12)
+        np.testing.assert_allclose(jax.jit(jax.vmap(run))(starts), expected, rtol=1e-12)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------------------
+
+KILLED = textwrap.dedent(
+    """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    import bilevax as bx
+    from known import toy
+    from test_driver import SOLVER, FOREVER
+
+    def callback(progress):
+        if progress.steps >= 700:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    bx.solve(toy(), 0.7, solver=SOLVER, max_steps=20_000, checkpoint={path!r}, callback=callback, **FOREVER)
+    """
+)
+
+
+def test_killed_and_resumed_bit_for_bit(tmp_path):
+    path = tmp_path / "run.ckpt"
+    import pathlib
+
+    code = KILLED.format(tests=str(pathlib.Path(__file__).parent), path=str(path))
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -9, killed.stderr
+    assert path.exists()
+    resumed = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=20_000, resume=path, **FOREVER)
+    assert 700 <= resumed.history["step"][0] < 20_000
+    same_state(resumed, bx.solve(toy(), 0.7, solver=SOLVER, max_steps=20_000, **FOREVER))
