@@ -44,22 +44,17 @@ void toy(long count, Steps p, long starts, double *restrict x, double *restrict 
  * four rows at a time serve both systems and both directions while they are in the first-level cache. */
 #define WIDTH 48
 
-static inline void dot4(const double *restrict rows, const double *restrict vector, double *restrict image) {
-    double sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
-    for (long j = 0; j < WIDTH; j++) {
-        sum0 += rows[j] * vector[j];
-        sum1 += rows[WIDTH + j] * vector[j];
-        sum2 += rows[2 * WIDTH + j] * vector[j];
-        sum3 += rows[3 * WIDTH + j] * vector[j];
-    }
-    image[0] = sum0, image[1] = sum1, image[2] = sum2, image[3] = sum3;
-}
+typedef double Four __attribute__((vector_size(32), aligned(8)));
+typedef long Lanes __attribute__((vector_size(32)));
 
-static inline void add4(const double *restrict rows, const double *restrict scale, double *restrict sum) {
-    double scale0 = scale[0], scale1 = scale[1], scale2 = scale[2], scale3 = scale[3];
-    for (long j = 0; j < WIDTH; j++)
-        sum[j] += (scale0 * rows[j] + scale1 * rows[WIDTH + j]) +
-                  (scale2 * rows[2 * WIDTH + j] + scale3 * rows[3 * WIDTH + j]);
+static inline Four load(const double *from) { return *(const Four *)from; }
+static inline void store(double *to, Four value) { *(Four *)to = value; }
+
+/* The sums of the entries of each argument. */
+static inline Four sums(Four a, Four b, Four c, Four d) {
+    Four ab = __builtin_shuffle(a, b, (Lanes){0, 4, 2, 6}) + __builtin_shuffle(a, b, (Lanes){1, 5, 3, 7});
+    Four cd = __builtin_shuffle(c, d, (Lanes){0, 4, 2, 6}) + __builtin_shuffle(c, d, (Lanes){1, 5, 3, 7});
+    return __builtin_shuffle(ab, cd, (Lanes){0, 1, 4, 5}) + __builtin_shuffle(ab, cd, (Lanes){2, 3, 6, 7});
 }
 
 void svm(long count, Steps p, long rows, long held_out, long bias, const double *restrict A, const double *restrict V,
@@ -68,10 +63,19 @@ void svm(long count, Steps p, long rows, long held_out, long bias, const double 
     for (long t = 0; t < count; t++) {
         double grad_y[WIDTH], grad_z[WIDTH], fit[WIDTH] = {0};
         for (long i = 0; i < held_out; i += 4) {
+            const double *r0 = V + i * WIDTH, *r1 = r0 + WIDTH, *r2 = r1 + WIDTH, *r3 = r2 + WIDTH;
+            Four m0 = {0}, m1 = {0}, m2 = {0}, m3 = {0};
+            for (long j = 0; j < WIDTH; j += 4) {
+                Four point = load(y + j);
+                m0 += load(r0 + j) * point, m1 += load(r1 + j) * point;
+                m2 += load(r2 + j) * point, m3 += load(r3 + j) * point;
+            }
             double loss[4];
-            dot4(V + i * WIDTH, y, loss);
-            for (long k = 0; k < 4; k++) loss[k] = exp(1 - loss[k]);
-            add4(V + i * WIDTH, loss, fit);
+            store(loss, 1 - sums(m0, m1, m2, m3));
+            for (long k = 0; k < 4; k++) loss[k] = exp(loss[k]);
+            for (long j = 0; j < WIDTH; j += 4)
+                store(fit + j, load(fit + j) + loss[0] * load(r0 + j) + loss[1] * load(r1 + j) +
+                                   loss[2] * load(r2 + j) + loss[3] * load(r3 + j));
         }
         for (long j = 0; j < WIDTH; j++) {
             double weight = j == bias ? 0.01 : 1;
@@ -79,22 +83,29 @@ void svm(long count, Steps p, long rows, long held_out, long bias, const double 
             grad_z[j] = weight * z[j];
         }
         for (long i = 0; i < rows; i += 4) {
-            double row_y[4], row_z[4], force_y[4], force_z[4];
-            dot4(A + i * WIDTH, y, row_y);
-            dot4(A + i * WIDTH, z, row_z);
-            for (long k = 0; k < 4; k++) {
-                long r = i + k;
-                double residual_y = row_y[k] - c[r] - s_y[r], residual_z = row_z[k] - c[r] - s_z[r];
-                u[r] += p.eta_u * residual_y;
-                v[r] += p.eta_v * residual_z;
-                force_y[k] = u[r] + p.rho1 * residual_y;
-                force_z[k] = v[r] + p.rho2 * residual_z;
-                c[r] -= p.eta_x * (p.delta * c[r] - force_y[k] + force_z[k]);
-                s_y[r] = fmin(s_y[r] + p.eta_y * force_y[k], -1);
-                s_z[r] = fmin(s_z[r] + p.eta_z * force_z[k], -1);
+            const double *r0 = A + i * WIDTH, *r1 = r0 + WIDTH, *r2 = r1 + WIDTH, *r3 = r2 + WIDTH;
+            Four y0 = {0}, y1 = {0}, y2 = {0}, y3 = {0}, z0 = {0}, z1 = {0}, z2 = {0}, z3 = {0};
+            for (long j = 0; j < WIDTH; j += 4) {
+                Four a0 = load(r0 + j), a1 = load(r1 + j), a2 = load(r2 + j), a3 = load(r3 + j);
+                Four point_y = load(y + j), point_z = load(z + j);
+                y0 += a0 * point_y, y1 += a1 * point_y, y2 += a2 * point_y, y3 += a3 * point_y;
+                z0 += a0 * point_z, z1 += a1 * point_z, z2 += a2 * point_z, z3 += a3 * point_z;
             }
-            add4(A + i * WIDTH, force_y, grad_y);
-            add4(A + i * WIDTH, force_z, grad_z);
+            Four x = load(c + i), slack_y = load(s_y + i), slack_z = load(s_z + i);
+            Four residual_y = sums(y0, y1, y2, y3) - x - slack_y, residual_z = sums(z0, z1, z2, z3) - x - slack_z;
+            Four new_u = load(u + i) + p.eta_u * residual_y, new_v = load(v + i) + p.eta_v * residual_z;
+            Four force_y = new_u + p.rho1 * residual_y, force_z = new_v + p.rho2 * residual_z;
+            store(u + i, new_u);
+            store(v + i, new_v);
+            store(c + i, x - p.eta_x * (p.delta * x - force_y + force_z));
+            store(s_y + i, slack_y + p.eta_y * force_y);
+            store(s_z + i, slack_z + p.eta_z * force_z);
+            for (long k = i; k < i + 4; k++) s_y[k] = fmin(s_y[k], -1), s_z[k] = fmin(s_z[k], -1);
+            for (long j = 0; j < WIDTH; j += 4) {
+                Four a0 = load(r0 + j), a1 = load(r1 + j), a2 = load(r2 + j), a3 = load(r3 + j);
+                store(grad_y + j, load(grad_y + j) + force_y[0] * a0 + force_y[1] * a1 + force_y[2] * a2 + force_y[3] * a3);
+                store(grad_z + j, load(grad_z + j) + force_z[0] * a0 + force_z[1] * a1 + force_z[2] * a2 + force_z[3] * a3);
+            }
         }
         for (long j = 0; j < WIDTH; j++) {
             y[j] -= p.eta_y * grad_y[j];

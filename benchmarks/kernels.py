@@ -10,7 +10,7 @@ import numpy as np
 
 import bilevax as bx
 
-_FLAGS = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+_FLAGS = ["-O3", "-march=native", "-ffast-math", "-funroll-loops", "-shared", "-fPIC"]
 _STEP_NAMES = ("delta", "rho1", "rho2", "eta_x", "eta_y", "eta_z", "eta_u", "eta_v")
 
 
@@ -29,6 +29,15 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
     if not array.flags.c_contiguous or array.dtype not in (np.float64, np.int32):
         raise ValueError(f"expected a contiguous float64 or int32 array, got {array.dtype}, {array.flags}")
     return ctypes.c_void_p(array.ctypes.data)
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Return a copy that starts at a cache line, so that no vector load straddles two."""
+    buffer = np.empty(array.nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    copy = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 @functools.cache

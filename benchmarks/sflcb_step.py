@@ -18,6 +18,7 @@ from cases.network import network
 from cases.svm import svm
 from cases.toy import toy
 from data import nine_nodes, sioux_falls
+from kernels import aligned
 
 _AGREEMENT_STEPS, _AGREEMENT = 50, 1e-9
 _COLUMNS = ("C us", "JAX us", "NumPy us", "JAX/C", "NumPy/JAX", "target")
@@ -77,7 +78,7 @@ def measure(case: Case, turns: int) -> dict[str, float]:
 
 
 def _host(state: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.array(leaf), state)
+    return jax.tree.map(lambda leaf: aligned(np.asarray(leaf)), state)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import bilevax as bx
 from bilevax.solvers.sflcb import SFLCBState
 from cases.case import Case
 from data import diabetes
-from kernels import Steps, library, pointer
+from kernels import Steps, aligned, library, pointer
 
 _TRAINING, _VALIDATION = 500, 150
 # The kernel's compile-time row width.
@@ -52,8 +52,8 @@ def svm() -> Case:
     def c_loop(state: SFLCBState):
         c, y, z, *rows = state
         columns = (0, _C_WIDTH - bias - 1)
-        matrices = [np.pad(matrix, [(0, -len(matrix) % 4), columns]) for matrix in (A, V)]
-        padded = *matrices, np.pad(y, columns), np.pad(z, columns)
+        matrices = [aligned(np.pad(matrix, [(0, -len(matrix) % 4), columns])) for matrix in (A, V)]
+        padded = *matrices, aligned(np.pad(y, columns)), aligned(np.pad(z, columns))
         arrays = [pointer(leaf) for leaf in (*padded[:2], c, *padded[2:], *(part for (part,) in rows))]
         sizes = [ctypes.c_long(size) for size in (*map(len, matrices), bias)]
 

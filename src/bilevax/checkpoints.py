@@ -59,7 +59,7 @@ def load(path: Any, like: Any, problem: BilevelProblem, solver: Any) -> Any:
             return eqx.tree_deserialise_leaves(file, like)
     except OSError as error:
         raise ValueError(f"resume: cannot read {path}: {error}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, EOFError, RuntimeError) as error:
+    except (AttributeError, UnicodeDecodeError, json.JSONDecodeError, EOFError, RuntimeError) as error:
         raise ValueError(f"resume: {path} is no complete checkpoint of bilevax.") from error
 
 

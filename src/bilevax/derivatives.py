@@ -46,7 +46,9 @@ class FlatProblem:
         self.n_x, self.n_y = _trees.size(self.x_like), _trees.size(self.y_like)
         with jax.enable_x64(True):
             self._placed = place(problem, np.float64)
-        self._numbers, structure = eqx.partition(self._placed, eqx.is_array)
+        # Without rows and sets: problems that differ only there share their compiled derivatives.
+        objectives = (self._placed.upper, self._placed.lower, self._placed.data)
+        self._numbers, structure = eqx.partition(objectives, eqx.is_array)
         self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
         self._patterns: dict[tuple[Level, Variable, Variable], _Pattern] = {}
 
@@ -128,39 +130,33 @@ class _Pattern:
 
     def __init__(self, shape: tuple[int, int]):
         self.shape = shape
-        self.structure: sp.csc_matrix | None = None
+        self.dense = shape[1] <= _DENSE_COLUMNS
         self.last: sp.csc_matrix | None = None
         self.random = np.random.default_rng(0)
+        # The first guess, right for separable functions: a diagonal, or nothing.
+        self._set(sp.eye(*shape, format="csc") if shape[0] == shape[1] else sp.csc_matrix(shape))
 
     def evaluate(self, products: Callable[[np.ndarray], np.ndarray]) -> sp.csc_matrix:
         probe = self.random.standard_normal((1, self.shape[1]))
         expected = products(probe)[0]
 
-        def wrong(matrix: sp.csc_matrix) -> bool:
+        def right(matrix: sp.csc_matrix | None) -> bool:
+            if matrix is None:
+                return False
             error = np.abs(matrix @ probe[0] - expected).max(initial=0.0)
-            return not error <= 1e-11 * (1 + np.abs(expected).max(initial=0.0))
+            return bool(error <= 1e-11 * (1 + np.abs(expected).max(initial=0.0)))
 
         # Quadratic functions: the last matrix still holds, and one product proves it.
-        if self.last is None or wrong(self.last):
-            if self.shape[1] <= _DENSE_COLUMNS:
-                self.last = sp.csc_matrix(products(np.eye(self.shape[1])).T)
-            else:
-                if self.structure is None:
-                    self._guess_diagonal()
-                self.last = self._compressed(products)
-                if wrong(self.last):
-                    self._widen(products)
-                    self.last = self._compressed(products)
+        if right(self.last):
+            return self.last
+        if not self.dense:
+            self.last = self._compressed(products)
+        if self.dense or not right(self.last):
+            self.last = sp.csc_matrix(probe_columns(products, self.shape, compile=False))
+            self.dense = self.dense or self.last.nnz > 0.05 * self.shape[0] * self.shape[1]
+            if not self.dense:
+                self._set(sp.csc_matrix(abs(self.last) + self.structure))
         return self.last
-
-    def _guess_diagonal(self) -> None:
-        diagonal = sp.eye(*self.shape, format="csc") if self.shape[0] == self.shape[1] else sp.csc_matrix(self.shape)
-        self._set(diagonal)
-
-    def _widen(self, products: Callable[[np.ndarray], np.ndarray]) -> None:
-        found = probe_columns(products, self.shape, compile=False)
-        assert self.structure is not None
-        self._set(sp.csc_matrix(abs(found) + self.structure))
 
     def _set(self, structure: sp.csc_matrix) -> None:
         structure.data[:] = 1.0
@@ -170,7 +166,6 @@ class _Pattern:
         self.seeds[self.color, np.arange(self.shape[1])] = 1.0
 
     def _compressed(self, products: Callable[[np.ndarray], np.ndarray]) -> sp.csc_matrix:
-        assert self.structure is not None
         coordinates = self.structure.tocoo()
         images = products(self.seeds) if len(self.seeds) else np.zeros((0, self.shape[0]))
         values = images[self.color[coordinates.col], coordinates.row]
@@ -213,8 +208,9 @@ def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
     """Return the compiled functions of a problem's structure; its numbers are arguments, so they never recompile."""
 
     def function(level: Level, numbers: PyTree) -> Callable[[Any, Any], Any]:
-        problem: BilevelProblem = eqx.combine(numbers, structure.tree)
-        value = problem.upper_value if level == "upper" else problem.lower_value
+        upper, lower, data = eqx.combine(numbers, structure.tree)
+        bare = BilevelProblem(upper, lower, data=data)
+        value = bare.upper_value if level == "upper" else bare.lower_value
         return lambda x, y: value(_trees.unflatten(x, x_like.tree), _trees.unflatten(y, y_like.tree))
 
     def value(level: Level) -> Callable:

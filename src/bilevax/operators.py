@@ -207,7 +207,7 @@ def probe_columns(
         first = min(start, columns - batch)
         units = np.zeros((batch, columns))
         units[np.arange(batch), np.arange(first, first + batch)] = 1.0
-        block = np.asarray(apply_batch(jnp.asarray(units)), np.float64)[start - first :]
+        block = np.asarray(apply_batch(units), np.float64)[start - first :]
         blocks.append(sp.csr_matrix(block))
     if not blocks or rows == 0:
         return sp.csr_matrix(shape)

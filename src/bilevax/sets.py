@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from bilevax import _trees
 from bilevax.convex import Ball as BallConstraint
-from bilevax.convex import Constraints, Objective, minimise
+from bilevax.convex import Constraints, Objective, Outcome, minimise
 from bilevax.operators import LinearMap, Lineax, as_linear_map
 
 
@@ -75,14 +75,19 @@ class Box(ConvexSet):
     upper: PyTree
 
     def __init__(self, lower: PyTree, upper: PyTree):
-        self.lower = _trees.map_arrays(_trees.host_floats, lower)
-        self.upper = _trees.map_arrays(_trees.host_floats, upper)
+        try:
+            self.lower = _trees.map_arrays(_trees.host_floats, lower)
+            self.upper = _trees.map_arrays(_trees.host_floats, upper)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Box: expected numbers (or infinities) for lower and upper: {error}.") from error
 
     def __check_init__(self):
-        for side, bound in (("lower", self.lower), ("upper", self.upper)):
-            for leaf in jax.tree.leaves(bound):
-                if _trees.is_concrete(leaf) and np.isnan(leaf).any():
+        for side, bound, wrong in (("lower", self.lower, np.inf), ("upper", self.upper, -np.inf)):
+            for leaf in filter(_trees.is_concrete, jax.tree.leaves(bound)):
+                if np.isnan(leaf).any():
                     raise ValueError(f"Box: expected numbers (or infinities) for {side}, got NaN.")
+                if np.any(leaf == wrong):
+                    raise ValueError(f"Box: no value satisfies {side} = {wrong}.")
         if jax.tree.structure(self.lower) == jax.tree.structure(self.upper):
             for low, high in zip(jax.tree.leaves(self.lower), jax.tree.leaves(self.upper), strict=True):
                 if _trees.is_concrete(low) and _trees.is_concrete(high) and np.any(low > high):
@@ -90,7 +95,7 @@ class Box(ConvexSet):
 
     def project(self, value: PyTree) -> PyTree:
         low, high = _spread(self.lower, value), _spread(self.upper, value)
-        return jax.tree.map(lambda v, a, b: jnp.clip(v, a, b), value, low, high)
+        return jax.tree.map(lambda v, a, b: jnp.clip(v, _cast(a, v), _cast(b, v)), value, low, high)
 
     def rows(self, like: PyTree) -> SetRows:
         low, high = self._bounds(like)
@@ -150,9 +155,10 @@ class Simplex(ConvexSet):
 
     def project(self, value: PyTree) -> PyTree:
         flat = _trees.flatten(value)
+        flat = flat - jnp.max(flat)  # changes nothing but rounding: far away the total would be lost in the sums
         ordered = jnp.sort(flat)[::-1]
         # The largest k for which the k biggest entries stay positive after the common shift.
-        shifts = (jnp.cumsum(ordered) - self.total) / jnp.arange(1, flat.shape[0] + 1)
+        shifts = (jnp.cumsum(ordered) - _cast(self.total, flat)) / jnp.arange(1, flat.shape[0] + 1, dtype=flat.dtype)
         count = jnp.sum(ordered > shifts)
         return _trees.unflatten(jnp.maximum(flat - shifts[count - 1], 0.0), value)
 
@@ -183,12 +189,13 @@ class Ball(ConvexSet):
             raise ValueError("Ball: expected a finite center, got NaN or infinity.")
 
     def project(self, value: PyTree) -> PyTree:
-        center = _spread(self.center, value)
+        center = jax.tree.map(_cast, _spread(self.center, value), value)
         offset = jax.tree.map(lambda v, c: v - c, value, center)
         square = _trees.dot(offset, offset)
-        outside = square > self.radius**2
+        radius = _cast(self.radius, square)
+        outside = square > radius**2
         # The double `where` keeps the derivative finite at the center.
-        scale = jnp.where(outside, self.radius / jnp.sqrt(jnp.where(outside, square, 1.0)), 1.0)
+        scale = jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, square, 1.0)), 1.0)
         return jax.tree.map(lambda v, c, o: jnp.where(outside, c + scale * o, v), value, center, offset)
 
     def rows(self, like: PyTree) -> SetRows:
@@ -228,8 +235,11 @@ class Polyhedron(ConvexSet):
         self.upper = _row_bound(upper, count, "Polyhedron: upper")
 
     def __check_init__(self):
-        if all(map(_trees.is_concrete, (self.lower, self.upper))) and np.any(self.lower > self.upper):
-            raise ValueError(f"Polyhedron: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
+        if all(map(_trees.is_concrete, (self.lower, self.upper))):
+            if np.any(self.lower > self.upper):
+                raise ValueError(f"Polyhedron: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
+            if np.any(np.isposinf(self.lower)) or np.any(np.isneginf(self.upper)):
+                raise ValueError("Polyhedron: no value satisfies lower = +inf or upper = -inf.")
 
     def project(self, value: PyTree) -> PyTree:
         flat = _trees.flatten(value)
@@ -254,7 +264,10 @@ class Polyhedron(ConvexSet):
             gradient=lambda v: v - point,
             hessian=lambda v: identity,
         )
-        return minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point).y
+        nearest = minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point)
+        if nearest.outcome is Outcome.INFEASIBLE:
+            raise ValueError(f"Polyhedron: the set is empty; its rows miss each other by {nearest.relaxation:g}.")
+        return nearest.y
 
     def rows(self, like: PyTree) -> SetRows:
         return SetRows(self.A.to_scipy(), np.asarray(self.lower), np.asarray(self.upper))
@@ -328,6 +341,11 @@ def _spread(bound: PyTree, like: PyTree) -> PyTree:
     if len(leaves) != 1 or jax.tree.structure(bound) != jax.tree.structure(0):
         raise ValueError("structures differ")
     return jax.tree.unflatten(structure, leaves * structure.num_leaves)
+
+
+def _cast(number: Any, like: Any) -> Any:
+    """Return a set's numbers in the precision of the point that is projected."""
+    return jnp.asarray(number, jnp.result_type(like))
 
 
 def _row_bound(bound: Any, count: int, name: str) -> np.ndarray:

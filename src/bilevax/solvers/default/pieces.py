@@ -8,6 +8,7 @@ row is put on the side it leans to and the model solved again. Exact evaluation 
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.linalg as sla
@@ -26,7 +27,7 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """Rows and objective as linear functions of a step d of x and forces theta on the undecided rows.
+    """Rows and objective as linear functions of a step d of x and changes theta of the forces on the undecided rows.
 
         rows not held:  value + value_x d - value_theta theta
         held forces:    force + force_x d - force_theta theta
@@ -92,28 +93,29 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
     )
 
 
-def descend_exactly(
+def exact_descent(
     model: LowerModel, upper: UpperSet, point: Evaluated, rtol: float, iterations: int = 60
-) -> tuple[Evaluated, bool]:
-    """Descend from an exact point to a first-order point of Phi; the flag tells whether no model saw descent left."""
+) -> Iterator[tuple[Evaluated, bool]]:
+    """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left."""
     size = lambda: 1 + np.abs(point.lower.x).max(initial=0.0)
     radius, margin = size(), 1e-7
     for _ in range(iterations):
         step = _best_step(model, upper, point, radius, margin)
         if step is None:
-            return point, True
+            yield point, True
+            return
         if step.trial is not None and point.value - step.trial.value >= 1e-3 * step.predicted:
             if step.length >= 0.9 * radius:
                 radius *= 3
-            small = step.predicted <= 1e-2 * rtol**2 * (1 + abs(point.value)) and step.length <= rtol * size()
+            done = step.predicted <= 1e-2 * rtol**2 * (1 + abs(point.value)) and step.length <= rtol * size()
             point = step.trial
-            if small:
-                return point, True
+            yield point, done
         else:
             radius = 0.25 * min(radius, step.length)
-            if radius <= 1e-12 * size():
-                return point, False
-    return point, False
+            done = radius <= 1e-12 * size()
+            yield point, False
+        if done:
+            return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,20 +156,21 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
             continue
         d, theta, predicted = solved
         value = lower.value + reduction.value_x @ d - reduction.value_theta @ theta
+        force = lower.force[undecided_now] + theta
         guess = np.zeros(rows.count, bool)
         guess[held_now] = True
-        guess[undecided_now] = theta > -value[undecided_now]
+        guess[undecided_now] = force > -value[undecided_now]
         y = lower.y + _y_step(lower, reduction, d, theta)
         trial = evaluate_exactly(model, upper.project(lower.x + d), y, guess)
         step = _Step(trial, predicted, float(np.abs(d).max(initial=0.0)))
         if trial is not None and point.value - trial.value >= 0.1 * predicted:
             return step
-        torn = np.minimum(theta / press, -value[undecided_now] / size)
+        torn = np.minimum(force / press, -value[undecided_now] / size)
         used = torn > 1e-8
         if not used.any():
             disappointed = disappointed or step
             continue
-        leaning = np.where(theta / press > -value[undecided_now] / size, 1, -1).astype(np.int8)
+        leaning = np.where(force / press > -value[undecided_now] / size, 1, -1).astype(np.int8)
         worst = np.argmax(torn)
         against = side.copy()
         against[undecided_now[worst]] = -leaning[worst]
@@ -203,7 +206,7 @@ def _solve_model(
     blocks = [
         (np.hstack([reduction.value_x[near], -reduction.value_theta[near]]), -np.inf, np.maximum(-lower.value[near], 0.0)),
         (np.hstack([reduction.force_x[fading], -reduction.force_theta[fading]]), -np.maximum(force_now[fading], 0.0), np.inf),
-        (np.hstack([np.zeros((count, n_x)), np.eye(count)]), 0.0, np.inf),
+        (np.hstack([np.zeros((count, n_x)), np.eye(count)]), -lower.force[reduction.undecided], np.inf),
         (np.hstack([np.eye(n_x), np.zeros((n_x, count))]), -radius, radius),
     ]
     image = x_rows.matrix @ lower.x
@@ -230,7 +233,7 @@ def _solve_model(
         return None
     v = solved[0] * unit
     predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
-    return v[:n_x], np.maximum(v[n_x:], 0.0), predicted
+    return v[:n_x], np.maximum(v[n_x:], -lower.force[reduction.undecided]), predicted
 
 
 def _convex(hessian: np.ndarray, n_x: int) -> np.ndarray:

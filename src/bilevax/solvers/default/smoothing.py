@@ -9,6 +9,7 @@ whose second term is the price of leaving the set of x for which the lower level
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.linalg as sla
@@ -128,22 +129,16 @@ class History:
         return -inside(q)
 
 
-def descend(
-    model: LowerModel,
-    upper: UpperSet,
-    point: SmoothPoint,
-    smoothing: Smoothing,
-    iterations: int,
-    reduction: float,
-    history: History,
-) -> SmoothPoint:
-    """Minimise the smoothed objective over X until the projected gradient has fallen by ``reduction``."""
-    values = [point.value]
+def smooth_descent(
+    model: LowerModel, upper: UpperSet, point: SmoothPoint, smoothing: Smoothing, iterations: int = 40
+) -> Iterator[SmoothPoint]:
+    """Yield points that descend on the smoothed objective over X, until its projected gradient has fallen twentyfold."""
+    history, values = History(), [point.value]
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
-    target = reduction * max(measure(point), 1e-6 * (1 + np.linalg.norm(point.gradient)))
+    target = 0.05 * max(measure(point), 1e-6 * (1 + np.linalg.norm(point.gradient)))
     for _ in range(iterations):
         if measure(point) <= target:
-            break
+            return
         normals = upper.normals(point.x, point.gradient)
         inside = point.gradient - normals.T @ (normals @ point.gradient)
         radius = max(0.1 * np.sqrt(len(point.x)), np.linalg.norm(point.x))
@@ -155,15 +150,16 @@ def descend(
         found = _search(model, upper, point, direction, smoothing, max(values[-5:]))
         if found is None:
             if not history.pairs:
-                break
+                return
             history.pairs.clear()
             continue
         history.add(found.x - point.x, found.gradient - point.gradient)
-        if point.value - found.value <= 1e-10 * (1 + abs(point.value)) and len(values) > 5:
-            return found
+        stuck = point.value - found.value <= 1e-10 * (1 + abs(point.value)) and len(values) > 5
         point = found
         values.append(point.value)
-    return point
+        yield point
+        if stuck:
+            return
 
 
 def _search(

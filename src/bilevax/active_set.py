@@ -1,0 +1,269 @@
+"""From an approximate minimiser to an exact one: guess which rows are active, hold them, and correct the guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+import scipy.sparse as sparse
+import scipy.sparse.linalg
+
+from bilevax.optimality import SMALL, Local, Point, Rows, measure
+
+BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
+_TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
+_ROUNDING = 1e-12  # violations and wrong signs below this, relatively, do not correct a guess
+_EXACT = 1e-14  # an error at which there is nothing left to gain
+
+
+@dataclass(frozen=True)
+class _Active:
+    """Rows and balls held as equalities; `side` is +1 on the upper side, -1 on the lower one, 0 when inactive."""
+
+    side: np.ndarray
+    balls: np.ndarray
+
+
+def settle(rows: Rows, at: Local, tolerance: float) -> Point:
+    """The minimiser near a point without multipliers, or the best point on the way to it."""
+    basic = basic_multipliers(rows, at, _touching(rows, at.y, 1e-6))
+    if basic is None:
+        basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
+    point = measure(at, rows, *basic)
+    if point.error <= _EXACT:
+        return point
+    candidate = _newton_on_active(rows, point, _pushing(rows, point))
+    candidate = _with_basic_multipliers(rows, candidate, tolerance)
+    return candidate if candidate.error < point.error and candidate.at.finite else point
+
+
+def polish(rows: Rows, point: Point, tolerance: float) -> Point:
+    """Newton's method on guesses of the active rows; the point itself when no guess has a smaller error."""
+    best = point
+    # Far from the end a guess is most likely wrong: trying hard would cost more than the next quadratic program.
+    near = point.residual <= 1e-3 or point.at.y.size <= SMALL
+    for active in _guesses(rows, point):
+        candidate = _newton_on_active(rows, point, active)
+        if near or candidate.residual <= tolerance:
+            candidate = _with_basic_multipliers(rows, candidate, tolerance)
+        # Where no exact point exists, on the border of feasibility, basic multipliers matter more than a last digit.
+        better = candidate.error < best.error or (best is point and candidate.residual <= 0.2 * tolerance)
+        if better and candidate.at.finite:
+            best = candidate
+        if best.error <= 1e-3 * tolerance or not near:
+            break
+    return best
+
+
+def _guesses(rows: Rows, point: Point) -> Iterator[_Active]:
+    """Guesses of the active set, the likeliest first."""
+    yield _pushing(rows, point)
+    for width in (1e-7, 1e-5):
+        touching = _touching(rows, point.at.y, width)
+        if point.at.y.size <= BASIC and (basic := basic_multipliers(rows, point.at, touching)) is not None:
+            support = rows.equality | (basic[0] != 0)
+            yield _Active(np.where(support, touching.side, 0), basic[1] > 0)
+        yield touching
+
+
+def _pushing(rows: Rows, point: Point) -> _Active:
+    """All rows and balls whose multiplier is larger than their slack, both relative."""
+    below, above = rows.slack(point.at.y)
+    upward = point.multipliers > 0
+    slack, bound = np.where(upward, above, below), np.where(upward, rows.upper, rows.lower)
+    strong = rows.equality | (abs(point.multipliers) * (1 + abs(bound)) > point.at.scale * slack)
+    side = np.where(rows.equality, 1, np.sign(point.multipliers)).astype(int)
+    balls = point.ball_multipliers > point.at.scale * abs(rows.ball_gaps(point.at.y))
+    return _Active(np.where(strong, side, 0), balls)
+
+
+def _touching(rows: Rows, y: np.ndarray, width: float) -> _Active:
+    """All rows and balls whose relative slack is at most `width`; a negative width asks for violated ones."""
+    below, above = rows.slack(y)
+    upper = rows.equality | ((above <= below) & (above <= width * (1 + abs(rows.upper))))
+    lower = ~upper & (below <= width * (1 + abs(rows.lower)))
+    return _Active(upper.astype(int) - lower, rows.ball_gaps(y) <= width * (1 + rows.radii))
+
+
+def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
+    """Newton's method for the optimality conditions with the active rows and balls as equalities.
+
+    After each step rows with a multiplier of the wrong sign are let go, and violated ones are held. A large system is
+    factorised again only as long as the error falls fast.
+    """
+    side, balls, small = active.side, active.balls, point.at.y.size <= SMALL
+    multipliers = np.where(side != 0, point.multipliers, 0.0)
+    ball_multipliers = np.where(balls, point.ball_multipliers, 0.0)
+    at, best, seen = point.at, point, set()
+    for iteration in range(30 if small else 10):
+        if not np.all(np.isfinite(at.hessian.data)):
+            break
+        held, held_balls = np.flatnonzero(side), np.flatnonzero(balls)
+        normals = rows.ball_normals(at.y)
+        force = at.gradient + rows.transpose @ multipliers
+        miss = np.where(side > 0, rows.upper, rows.lower)[held] - rows.matrix[held] @ at.y
+        hessian, matrix = at.hessian, rows.matrix[held]
+        if rows.balls:
+            force = force + normals.T @ ball_multipliers
+            gaps = rows.ball_gaps(at.y)[held_balls]
+            # (r^2 - |y - c|^2) / 2 with the gap r - |y - c|, which does not cancel.
+            miss = np.append(miss, gaps * (rows.radii[held_balls] - 0.5 * gaps))
+            hessian = hessian + sparse.diags_array(rows.ball_curvature(ball_multipliers, at.y.size))
+            stack = np.vstack if isinstance(matrix, np.ndarray) else sparse.vstack
+            matrix = stack([matrix, normals[held_balls]])
+        column = np.append(rows.only_column[held], np.full(held_balls.size, -1))
+        move, change = _saddle_point(hessian, matrix, column, -force, miss)
+        at = at.moved(move)
+        if not (np.all(np.isfinite(change)) and np.all(np.isfinite(at.y)) and np.all(np.isfinite(at.gradient))):
+            break
+        multipliers, ball_multipliers = multipliers.copy(), ball_multipliers.copy()
+        multipliers[held] += change[: held.size]
+        ball_multipliers[held_balls] += change[held.size :]
+        # Wrong signs are cut off here, so that they show up in the stationarity.
+        sign = np.where(rows.equality, 0, side)
+        trial = measure(at, rows, np.where(sign * multipliers < 0, 0.0, multipliers), np.maximum(ball_multipliers, 0.0))
+        halved = iteration == 0 or trial.error < 0.5 * best.error
+        if iteration == 0 or trial.error < best.error:
+            best = trial
+        if best.error <= _EXACT or not (halved or small):
+            break
+        wrong = sign * multipliers < -_ROUNDING * at.scale
+        wrong_balls = ball_multipliers * rows.radii < -_ROUNDING * at.scale
+        violated = _touching(rows, at.y, -_ROUNDING)
+        side, balls = np.where(wrong, 0, side), (balls | violated.balls) & ~wrong_balls
+        multipliers[side == 0], ball_multipliers[~balls] = 0.0, 0.0
+        added = np.flatnonzero((side == 0) & (violated.side != 0) & ~wrong)
+        if small and added.size:
+            _exchange(rows, side, multipliers, added)
+        side = np.where((side == 0) & ~wrong, violated.side, side)
+        same = np.array_equal(np.flatnonzero(side), held) and np.array_equal(np.flatnonzero(balls), held_balls)
+        key = (side.tobytes(), balls.tobytes())
+        if not halved and (same or key in seen):
+            break
+        seen.add(key)
+    return best
+
+
+def _exchange(rows: Rows, side: np.ndarray, multipliers: np.ndarray, added: np.ndarray) -> None:
+    XXX
+
+
+def _saddle_point(
+    hessian: sparse.csc_matrix, matrix: Any, column: np.ndarray, force: np.ndarray, miss: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Solve H d + A'u = force, A d = miss in the least-squares sense.
+
+    `column` names the only column of a row of A, or is -1; such rows eliminate their variable.
+    """
+    size, dense = force.size, isinstance(matrix, np.ndarray)
+    second = hessian.toarray() if dense else hessian
+    fixed, single = np.unique(column, return_index=True)
+    fixed, single = fixed[fixed >= 0], single[fixed >= 0]
+    pivot = np.asarray(matrix[single, fixed]).ravel()
+    free, others = np.ones(size, bool), np.ones(miss.size, bool)
+    free[fixed], others[single] = False, False
+    free, others = np.flatnonzero(free), np.flatnonzero(others)
+    move, change = np.zeros(size), np.zeros(miss.size)
+    move[fixed] = miss[single] / pivot
+    block, rest = second[free][:, free], matrix[others]
+    right = np.concatenate([(force - second @ move)[free], miss[others] - rest @ move])
+    # Bringing H to the size of the rows keeps the least-squares cut-off meaningful for both.
+    scale = float(np.max(abs(block if dense else block.data), initial=0.0)) or 1.0
+    right[: free.size] /= scale
+    if not right.size:
+        answer = right
+    elif dense or right.size <= SMALL:
+        borders = rest[:, free] if dense else rest[:, free].toarray()
+        saddle = np.zeros((right.size, right.size))
+        saddle[: free.size, : free.size] = (block if dense else block.toarray()) / scale
+        saddle[free.size :, : free.size] = borders
+        saddle[: free.size, free.size :] = borders.T
+        # QR with pivoting gives the solution of least norm, as singular values would, at a fraction of the cost.
+        answer = scipy.linalg.lstsq(saddle, right, cond=1e-13, lapack_driver="gelsy", check_finite=False)[0]
+    else:
+        border = rest[:, free]
+        saddle = sparse.block_array([[block / scale, border.T], [border, None]], format="csc")
+        answer = _regularised(saddle, right, free.size)
+    move[free], change[others] = answer[: free.size], scale * answer[free.size :]
+    change[single] = (force - second @ move - rest.T @ change[others])[fixed] / pivot
+    return move, change
+
+
+def _regularised(saddle: sparse.csc_matrix, right: np.ndarray, size: int) -> np.ndarray:
+    """Solve a symmetric, possibly singular but consistent system whose first `size` unknowns are primal."""
+    regular = np.where(np.arange(right.size) < size, 1e-8, -1e-8)
+    factors = scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular)))
+    answer, error = np.zeros_like(right), right
+    # Refinement against the system without the regularisation removes its effect on the range.
+    for _ in range(20):
+        trial = answer + factors.solve(error)
+        trial_error = right - saddle @ trial
+        if not np.max(abs(trial_error)) < np.max(abs(error)):
+            break
+        answer, error = trial, trial_error
+    return answer
+
+
+def _with_basic_multipliers(rows: Rows, point: Point, tolerance: float) -> Point:
+    """The point with a basic multiplier vector where multipliers are not unique or have wrong signs."""
+    if point.at.y.size > BASIC:
+        return point
+    touching = _touching(rows, point.at.y, _TOUCHING)
+    if point.residual <= tolerance and _independent(rows, point.at.y, touching):
+        return point
+    basic = basic_multipliers(rows, point.at, touching)
+    if basic is None:
+        return point
+    candidate = measure(point.at, rows, *basic)
+    return candidate if candidate.error <= max(point.error, 1e-3 * tolerance) else point
+
+
+def _independent(rows: Rows, y: np.ndarray, active: _Active) -> bool:
+    held = np.vstack([_array(rows.matrix[active.side != 0]), _array(rows.ball_normals(y)[active.balls])])
+    if held.shape[0] == 0 or held.shape[0] > y.size:
+        return held.shape[0] == 0
+    triangle = scipy.linalg.qr(held.T, mode="r", pivoting=True, check_finite=False)[0]
+    return bool(np.min(abs(np.diag(triangle))) > 1e-11)
+
+
+def _array(matrix: Any) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+
+
+def basic_multipliers(rows: Rows, at: Local, active: _Active) -> tuple[np.ndarray, np.ndarray] | None:
+    """Multipliers of the active rows nearest to stationarity, by nonnegative least squares; None when it fails.
+
+    Their columns are linearly independent, so they stay finite where the feasible set has no interior.
+    """
+    balls = np.flatnonzero(active.balls)
+    inequality = np.flatnonzero((active.side != 0) & ~rows.equality)
+    normals = _array(rows.ball_normals(at.y)[balls])
+    lengths = np.linalg.norm(normals, axis=1)
+    signed = _array(rows.matrix[inequality]) * active.side[inequality, None]
+    columns = np.vstack([signed, normals / lengths[:, None]]).T
+    equality = _array(rows.matrix[rows.equality]).T
+    target = -at.gradient
+    orthogonal, triangle, order = scipy.linalg.qr(equality, mode="economic", pivoting=True)
+    rank = int(np.sum(abs(np.diag(triangle)) > 1e-11))
+    orthogonal = orthogonal[:, :rank]
+    projected = columns - orthogonal @ (orthogonal.T @ columns)
+    # What an equality row already spans would only be rounding noise for the least squares.
+    useful = np.flatnonzero(np.linalg.norm(projected, axis=0) > 1e-10)
+    weights = np.zeros(columns.shape[1])
+    if useful.size:  # scipy's nnls crashes the interpreter on a matrix without columns
+        remainder = target - orthogonal @ (orthogonal.T @ target)
+        try:
+            weights[useful] = scipy.optimize.nnls(projected[:, useful], remainder, maxiter=100 + 10 * useful.size)[0]
+        except RuntimeError:
+            return None
+    multipliers, ball_multipliers = np.zeros(len(active.side)), np.zeros(len(active.balls))
+    chosen = np.flatnonzero(rows.equality)[order[:rank]]
+    rest = orthogonal.T @ (target - columns @ weights)
+    multipliers[chosen] = scipy.linalg.solve_triangular(triangle[:rank, :rank], rest)
+    multipliers[inequality] = weights[: inequality.size] * active.side[inequality]
+    ball_multipliers[balls] = weights[inequality.size :] / lengths
+    return multipliers, ball_multipliers

@@ -1,0 +1,277 @@
+"""A smooth convex problem under linear rows and balls, and how far a point is from solving it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sparse
+import scipy.sparse.csgraph
+import scipy.sparse.linalg
+
+SMALL = 150  # up to this many variables rows and systems are dense
+_DENSE = 500  # up to this many variables eigenvalues are computed densely
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A twice differentiable convex function, as callables of a point.
+
+    Attributes
+    ----------
+    value, gradient
+        The function and its gradient. They may return nan or inf outside the function's domain.
+    hessian
+        The full symmetric Hessian as a sparse matrix.
+    """
+
+    value: Callable[[np.ndarray], float]
+    gradient: Callable[[np.ndarray], np.ndarray]
+    hessian: Callable[[np.ndarray], sparse.csc_matrix]
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The constraint ``|y[index] - center| <= radius``."""
+
+    index: np.ndarray
+    center: np.ndarray
+    radius: float
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """The rows ``lower <= matrix @ y <= upper`` and some balls.
+
+    Attributes
+    ----------
+    matrix, lower, upper
+        The rows; a side may be infinite, and ``lower == upper`` is an equality.
+    balls
+        Constraints ``|y[index] - center| <= radius``.
+    relaxable
+        How many leading rows the smallest uniform relaxation may relax; the other rows and the balls are hard.
+    """
+
+    matrix: sparse.csr_matrix
+    lower: np.ndarray
+    upper: np.ndarray
+    balls: tuple[Ball, ...] = ()
+    relaxable: int = 0
+
+    def __post_init__(self):
+        rows, columns = self.matrix.shape
+        if columns == 0:
+            raise ValueError("the matrix has no columns: there is nothing to minimise over")
+        if self.lower.shape != (rows,) or self.upper.shape != (rows,):
+            raise ValueError(f"expected {rows} bounds, got lower {self.lower.shape} and upper {self.upper.shape}")
+        if not 0 <= self.relaxable <= rows:
+            raise ValueError(f"relaxable must lie between 0 and {rows}, got {self.relaxable}")
+        if not np.all(np.isfinite(self.matrix.data)):
+            raise ValueError("the matrix of the rows has entries that are not finite")
+        if not (np.all(self.lower < np.inf) and np.all(self.upper > -np.inf)):
+            raise ValueError("expected lower < inf and upper > -inf; at least one bound is nan or on the wrong side")
+        for ball in self.balls:
+            if not (ball.radius > 0 and np.shape(ball.center) == np.shape(ball.index)):
+                raise ValueError(f"a ball needs a radius > 0 and one center per index, got radius {ball.radius}")
+
+
+class Local:
+    """The objective at a point: each part is evaluated once, when it is first asked for."""
+
+    def __init__(self, objective: Objective, y: np.ndarray):
+        self.objective = objective
+        self.y = y
+
+    def moved(self, step: np.ndarray) -> Local:
+        return Local(self.objective, self.y + step)
+
+    @functools.cached_property
+    def value(self) -> float:
+        return float(self.objective.value(self.y))
+
+    @functools.cached_property
+    def gradient(self) -> np.ndarray:
+        return self.objective.gradient(self.y)
+
+    @functools.cached_property
+    def scale(self) -> float:
+        return 1 + float(np.max(abs(self.gradient)))
+
+    @functools.cached_property
+    def hessian(self) -> sparse.csc_matrix:
+        return sparse.csc_matrix(self.objective.hessian(self.y))
+
+    @functools.cached_property
+    def finite(self) -> bool:
+        if not (np.all(np.isfinite(self.y)) and np.isfinite(self.value)):
+            return False
+        return bool(np.all(np.isfinite(self.gradient)) and np.all(np.isfinite(self.hessian.data)))
+
+    @functools.cached_property
+    def convex(self) -> bool:
+        """Whether the Hessian is positive semidefinite, up to rounding."""
+        return not smallest_eigenvalue(self.hessian) < -1e-9 * np.max(abs(self.hessian.data), initial=0.0)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows and balls in the form the algorithms use.
+
+    Attributes
+    ----------
+    matrix
+        The rows that can bind, each of norm 1; an array up to `SMALL` variables, else a sparse matrix.
+    kept, norms
+        Which rows of the problem they are, and by what they were divided.
+    """
+
+    matrix: Any
+    lower: np.ndarray
+    upper: np.ndarray
+    balls: tuple[Ball, ...]
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    norms: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @functools.cached_property
+    def equality(self) -> np.ndarray:
+        # A width at rounding level has no interior for the interior-point method: it is an equality.
+        tiny = 1e-13 * (1 + np.minimum(abs(self.upper), abs(self.lower)))
+        return abs(self.upper - self.lower) <= tiny
+
+    @functools.cached_property
+    def transpose(self) -> Any:
+        return self.matrix.T if isinstance(self.matrix, np.ndarray) else self.matrix.T.tocsr()
+
+    @functools.cached_property
+    def only_column(self) -> np.ndarray:
+        """The column of the only entry of a row, -1 for rows with more entries."""
+        pattern = sparse.csr_matrix(self.matrix)
+        single = np.flatnonzero(np.diff(pattern.indptr) == 1)
+        column = np.full(len(self.lower), -1)
+        column[single] = pattern.indices[pattern.indptr[single]]
+        return column
+
+    @functools.cached_property
+    def radii(self) -> np.ndarray:
+        return np.array([ball.radius for ball in self.balls])
+
+    def slack(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distances to the lower and the upper side, negative when violated."""
+        activity = self.matrix @ y
+        return activity - self.lower, self.upper - activity
+
+    def ball_gaps(self, y: np.ndarray) -> np.ndarray:
+        return np.array([ball.radius - np.linalg.norm(y[ball.index] - ball.center) for ball in self.balls])
+
+    def ball_normals(self, y: np.ndarray) -> Any:
+        """One row (y - center)_index per ball, in the form of `matrix`."""
+        if not self.balls:
+            return self.matrix[:0]
+        index = np.concatenate([ball.index for ball in self.balls])
+        data = y[index] - np.concatenate([ball.center for ball in self.balls])
+        ends = np.cumsum([0] + [len(ball.index) for ball in self.balls])
+        normals = sparse.csr_matrix((data, index, ends), shape=(len(self.balls), y.size))
+        return normals.toarray() if isinstance(self.matrix, np.ndarray) else normals
+
+    def ball_curvature(self, ball_multipliers: np.ndarray, size: int) -> np.ndarray:
+        """Diagonal of the Hessian of the balls' part of the Lagrangian."""
+        curvature = np.zeros(size)
+        for ball, multiplier in zip(self.balls, ball_multipliers, strict=True):
+            np.add.at(curvature, ball.index, multiplier)
+        return curvature
+
+    def infeasibility(self, y: np.ndarray) -> float:
+        below, above = self.slack(y)
+        bound = np.where(below < above, self.lower, self.upper)
+        rows = np.max(-np.minimum(below, above) / (1 + abs(bound)), initial=0.0)
+        return float(max(rows, np.max(-self.ball_gaps(y) / (1 + self.radii), initial=0.0)))
+
+
+def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, float]:
+    """Rows that can bind, of norm 1, relaxed; and the largest violation of rows of zeros."""
+    matrix = sparse.csr_matrix(constraints.matrix)
+    number, size = matrix.shape
+    relaxed = np.where(np.arange(number) < constraints.relaxable, relaxation, 0.0)
+    lower, upper = constraints.lower - relaxed, constraints.upper + relaxed
+    norms = np.sqrt(np.bincount(np.repeat(np.arange(number), np.diff(matrix.indptr)), matrix.data**2, number))
+    kept = np.flatnonzero((norms > 0) & (np.isfinite(lower) | np.isfinite(upper)))
+    violation = np.max(np.maximum(lower, -upper)[norms == 0], initial=0.0)
+    norms = norms[kept]
+    if size <= SMALL:
+        scaled = matrix.toarray()[kept] / norms[:, None]
+    else:
+        scaled = sparse.csr_matrix(sparse.diags_array(1 / norms) @ matrix[kept])
+    return Rows(scaled, lower[kept] / norms, upper[kept] / norms, constraints.balls, kept, norms), float(violation)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point, its multipliers for scaled rows, and how far it is from optimal.
+
+    Attributes
+    ----------
+    residuals
+        Stationarity, infeasibility and complementarity, as documented in `bilevax.convex.ConvexSolution`.
+    error
+        The largest of the residuals and of ``min(multiplier, slack)``, both relative. The product of the two may be
+        tiny where each is still far from zero, and y with them; the smaller of the two may not.
+    """
+
+    at: Local
+    multipliers: np.ndarray
+    ball_multipliers: np.ndarray
+    residuals: tuple[float, float, float]
+    error: float
+
+    @property
+    def residual(self) -> float:
+        return max(self.residuals)
+
+
+def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> Point:
+    """Recompute the residuals of the optimality conditions."""
+    scale, y = at.scale, at.y
+    force = at.gradient + rows.transpose @ multipliers
+    pushing = multipliers != 0
+    below, above = rows.slack(y)
+    upward = multipliers > 0
+    slack = np.where(pushing, abs(np.where(upward, above, below)), 0.0)
+    push = abs(multipliers)
+    bound = 1 + abs(np.where(upward, rows.upper, rows.lower))
+    product, smaller = np.max(push * slack, initial=0.0), np.max(np.minimum(push / scale, slack / bound), initial=0.0)
+    if rows.balls:
+        force = force + rows.ball_normals(y).T @ ball_multipliers
+        gaps = abs(rows.ball_gaps(y))
+        product = max(product, np.max(ball_multipliers * gaps))
+        smaller = max(smaller, np.max(np.minimum(ball_multipliers * rows.radii / scale, gaps / (1 + rows.radii))))
+    complementarity = float(product / (scale * (1 + np.max(abs(y)))))
+    residuals = (float(np.max(abs(force)) / scale), rows.infeasibility(y), complementarity)
+    return Point(at, multipliers, ball_multipliers, residuals, float(max(*residuals, smaller)))
+
+
+def smallest_eigenvalue(matrix: sparse.csc_matrix) -> float:
+    """Smallest eigenvalue, or a lower bound of it that is not negative; nan when not found."""
+    if matrix.shape[0] <= SMALL:
+        return float(np.linalg.eigvalsh(matrix.toarray())[0])
+    labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
+    sizes = np.bincount(labels)
+    smallest = float(np.min(matrix.diagonal()[sizes[labels] == 1], initial=np.inf))
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+    for index in (members[k] for k in np.flatnonzero(sizes > 1)):
+        block = matrix[index][:, index]
+        if index.size <= _DENSE:
+            smallest = min(smallest, float(np.linalg.eigvalsh(block.toarray())[0]))
+            continue
+        diagonal = block.diagonal()
+        bound = float(np.min(diagonal + abs(diagonal) - abs(block).sum(axis=1)))  # Gershgorin
+        if bound < 0:
+            try:
+                bound = float(scipy.sparse.linalg.eigsh(block, 1, which="SA", return_eigenvectors=False)[0])
+            except scipy.sparse.linalg.ArpackNoConvergence:
+                bound = np.nan
+        smallest = float(np.minimum(smallest, bound))
+    return smallest

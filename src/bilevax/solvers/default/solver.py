@@ -1,0 +1,152 @@
+"""`Default`: the method behind ``solve(problem, x0)``, in the order in which one would explain it.
+
+1. *Start*: project x0 onto X; where the lower level is infeasible there, move to the nearest x where it is not.
+2. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, to land in a good basin.
+3. *Exact descent*: from there, and from the start itself, descend on the exact pieces of Phi to a first-order point.
+4. Return the better of the two. The certificate, which shares none of this code, is the driver's business.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.derivatives import FlatProblem
+from bilevax.problem import BilevelProblem
+from bilevax.solvers.default.lower import LowerModel
+from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
+from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
+from bilevax.solvers.default.smoothing import Smoothing, SmoothPoint, evaluate, smooth_descent
+
+
+class Snapshot(NamedTuple):
+    """Where the search stands after a step."""
+
+    x: np.ndarray
+    y: np.ndarray
+    phase: str
+    value: float
+    converged: bool = False
+    infeasible: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """The tuning-free default: smoothing to find a basin, exact pieces to finish in it.
+
+    Direct: it factorises the lower level's Hessian and a matrix of the size of its rows. For convex lower levels with
+    affine rows; f may be nonconvex.
+    """
+
+    default_max_steps: ClassVar[int] = 2000
+    stages: ClassVar[int] = 6
+
+    def check(self, problem: BilevelProblem) -> None:
+        """Raise a `ValueError` if the method cannot handle the problem."""
+
+    def search(self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float) -> Iterator[Snapshot]:
+        """Yield a snapshot after each step; the last one is the answer."""
+        model, upper = LowerModel(flat), UpperSet(flat.x_rows)
+        start = _feasible_start(model, upper, upper.project(x0), _first_guess(flat) if y0 is None else y0)
+        if start is None:
+            yield Snapshot(x0, np.zeros(flat.n_y) if y0 is None else y0, "start", np.inf, infeasible=True)
+            return
+        yield _snapshot(start, "start")
+        best, settled = start, False
+        for basin in self._basins(model, upper, start):
+            if isinstance(basin, SmoothPoint):
+                yield Snapshot(basin.x, basin.y, "smooth descent", basin.value)
+                continue
+            point = basin
+            finished = False
+            for point, finished in exact_descent(model, upper, basin, rtol):
+                yield _snapshot(point, "exact descent")
+            if (finished, -point.value) > (settled, -best.value):
+                best, settled = point, finished
+        yield _snapshot(best, "answer")._replace(converged=settled)
+
+    def _basins(self, model: LowerModel, upper: UpperSet, start: Evaluated) -> Iterator[SmoothPoint | Evaluated]:
+        """Yield smooth points on the way, and exact points from which exact descent should go on."""
+        end = None
+        if model.rows.inequality.any():
+            for end in self._shrink(model, upper, start):
+                yield end
+        if end is not None:
+            landed = _feasible_start(model, upper, end.x, end.y)
+            if landed is not None:
+                yield landed
+        yield start
+
+    def _shrink(self, model: LowerModel, upper: UpperSet, start: Evaluated) -> Iterator[SmoothPoint]:
+        """Follow the smoothed minimiser; the first smoothing is large against the rows' own values and forces."""
+        lower, inequality = start.lower, model.rows.inequality
+        pull = np.abs(model.flat.gradients("lower", lower.x, lower.y)[1]).max(initial=0.0)
+        force = max(lower.force[inequality].max(), 1e-3 * pull, 1e-6)
+        room = np.median(np.abs(lower.value[inequality])) + 1e-3
+        softness = 1e-3 * float(np.diag(lower.expansion.compliance)[inequality].mean())
+        x, y, kappa = lower.x, lower.y, 0.0
+        for stage in range(self.stages):
+            shrink = 0.1**stage
+            smoothing = Smoothing(10 * force * room * shrink, softness * shrink, kappa)
+            point = evaluate(model, x, smoothing, None, y)
+            if point is None:
+                return
+            if stage == 0:
+                # Leaving the feasible set has to cost more than the rows' typical marginal value.
+                kappa = 2 * float(np.quantile(np.abs(point.sensitivity[inequality]), 0.75))
+                smoothing = dataclasses.replace(smoothing, kappa=kappa)
+                point = evaluate(model, x, smoothing, point, y)
+                if point is None:
+                    return
+            for point in smooth_descent(model, upper, point, smoothing):
+                yield point
+            x, y = point.x, point.y
+
+
+def _snapshot(point: Evaluated, phase: str) -> Snapshot:
+    return Snapshot(point.lower.x, point.lower.y, phase, point.value)
+
+
+def _feasible_start(model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray) -> Evaluated | None:
+    """Return the exact point at x, or at the nearest x of X for which the lower level is feasible."""
+    point = evaluate_exactly(model, x, y, None)
+    if point is None:
+        nearest = _nearest_feasible(model.flat, x)
+        if nearest is not None:
+            point = evaluate_exactly(model, upper.project(nearest[0]), nearest[1], None)
+    return point
+
+
+def _nearest_feasible(flat: FlatProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the nearest x in X with some y in Y that satisfies the rows: a projection in (x, y), since rows are affine."""
+    rows, y_rows, x_rows = flat.rows, flat.y_rows, flat.x_rows
+    empty = sp.csr_matrix
+    matrix = sp.vstack(
+        [
+            sp.hstack([rows.B, rows.A]),
+            sp.hstack([empty((y_rows.matrix.shape[0], flat.n_x)), y_rows.matrix]),
+            sp.hstack([x_rows.matrix, empty((x_rows.matrix.shape[0], flat.n_y))]),
+        ]
+    )
+    lower = np.concatenate([rows.lower, y_rows.lower, x_rows.lower])
+    upper = np.concatenate([rows.upper, y_rows.upper, x_rows.upper])
+    hessian = sp.diags(np.concatenate([np.ones(flat.n_x), np.full(flat.n_y, 1e-8)]))
+    balls = [*x_rows.balls, *(dataclasses.replace(ball, index=ball.index + flat.n_x) for ball in y_rows.balls)]
+    solved = solve_qp(hessian, np.concatenate([-x, np.zeros(flat.n_y)]), matrix, lower, upper, balls)
+    return None if solved is None else (solved[0][: flat.n_x], solved[0][flat.n_x :])
+
+
+def _first_guess(flat: FlatProblem) -> np.ndarray:
+    """Return a y well inside its bounds, where objectives with logarithms are defined."""
+    rows = flat.y_rows
+    low, high = np.full(flat.n_y, -np.inf), np.full(flat.n_y, np.inf)
+    single = np.flatnonzero(np.diff(rows.matrix.indptr) == 1)
+    for row in single:
+        column, scale = rows.matrix.indices[rows.matrix.indptr[row]], rows.matrix.data[rows.matrix.indptr[row]]
+        ends = sorted((rows.lower[row] / scale, rows.upper[row] / scale))
+        low[column], high[column] = max(low[column], ends[0]), min(high[column], ends[1])
+    inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(high - low), high - low, 1.0))
+    return np.clip(0.0, low + inset, high - inset)
+
