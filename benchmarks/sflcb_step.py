@@ -28,8 +28,8 @@ def cases() -> list[Case]:
     return [
         toy(),
         svm(),
-        network("9 nodes", nine_nodes(), target=3.8, steps=500),
-        network("Sioux Falls", sioux_falls(), target=3.1, steps=100),
+        network("9 nodes", nine_nodes(), target=3.8, steps=2000),
+        network("Sioux Falls", sioux_falls(), target=3.1, steps=400),
     ]
 
 

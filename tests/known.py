@@ -227,7 +227,7 @@ TEXTBOOK = [
     Textbook(
         "border",  # feasible for x >= 1; there y = 1 and both rows press: 2 (y - 2) + l1 - l2 = 0
         lambda: bordered(slopes(1.0, 1.0)),
-        x=[1.0], y=[1.0], value=2.0, multipliers=None, licq=False, strict=False,
+        x=[1.0], y=[1.0], value=2.0, multipliers=None, licq=False, strict=True,
     ),
     Textbook(
         "duplicated rows",  # as 'row active'

@@ -64,4 +64,4 @@ def svm() -> Case:
         return run
 
     x0, y0 = np.ones(_TRAINING), np.zeros(bias + 1)
-    return Case("SVM, 500 x 46", problem, solver, x0, y0, numpy_step, c_loop, target=2.7, steps=500)
+    return Case("SVM, 500 x 46", problem, solver, x0, y0, numpy_step, c_loop, target=2.7, steps=1000)

@@ -21,7 +21,8 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 
 def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
     """Return the inner product over all leaves."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda p, q: jnp.sum(p * q), a, b)), start=jnp.zeros(()))
+    # The start is a plain number: an array would turn float32 into the default precision.
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(lambda p, q: jnp.sum(p * q), a, b)), start=0.0))
 
 
 def max_abs(a: PyTree) -> Float[Array, ""]:
@@ -88,8 +89,17 @@ def host_floats(value: Any) -> Any:
     """Return an array in float64 on the host, so that no digit is lost where JAX runs in float32.
 
     Tracers pass through: a problem may be built inside ``jit`` or ``vmap``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not made of real numbers; NumPy would read None as NaN, and drop an imaginary part.
     """
-    return value if isinstance(value, Tracer) else np.asarray(value, dtype=np.float64)
+    if isinstance(value, Tracer):
+        return value
+    if value is None or np.iscomplexobj(value):
+        raise TypeError(f"expected real numbers, got {type(value).__name__}")
+    return np.asarray(value, dtype=np.float64)
 
 
 def map_arrays(function: Any, tree: Any) -> Any:

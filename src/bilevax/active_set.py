@@ -98,7 +98,7 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
     side, balls, small = active.side, active.balls, point.at.y.size <= SMALL
     multipliers = np.where(side != 0, point.multipliers, 0.0)
     ball_multipliers = np.where(balls, point.ball_multipliers, 0.0)
-    at, best, seen = point.at, point, set()
+    at, best, stalled, seen = point.at, point, 0, set()
     for iteration in range(30 if small else 10):
         if not np.all(np.isfinite(at.hessian.data)):
             break
@@ -127,9 +127,10 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
         sign = np.where(rows.equality, 0, side)
         trial = measure(at, rows, np.where(sign * multipliers < 0, 0.0, multipliers), np.maximum(ball_multipliers, 0.0))
         halved = iteration == 0 or trial.error < 0.5 * best.error
+        stalled = 0 if halved else stalled + 1
         if iteration == 0 or trial.error < best.error:
             best = trial
-        if best.error <= _EXACT or not (halved or small):
+        if best.error <= _EXACT or stalled > (4 if small else 0):
             break
         wrong = sign * multipliers < -_ROUNDING * at.scale
         wrong_balls = ball_multipliers * rows.radii < -_ROUNDING * at.scale
@@ -137,9 +138,7 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
         side, balls = np.where(wrong, 0, side), (balls | violated.balls) & ~wrong_balls
         multipliers[side == 0], ball_multipliers[~balls] = 0.0, 0.0
         added = np.flatnonzero((side == 0) & (violated.side != 0) & ~wrong)
-        if small and added.size:
-            _exchange(rows, side, multipliers, added)
-        side = np.where((side == 0) & ~wrong, violated.side, side)
+        side = _hold(rows, at.y, side, balls, multipliers, added, violated.side)
         same = np.array_equal(np.flatnonzero(side), held) and np.array_equal(np.flatnonzero(balls), held_balls)
         key = (side.tobytes(), balls.tobytes())
         if not halved and (same or key in seen):
@@ -148,8 +147,42 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
     return best
 
 
-def _exchange(rows: Rows, side: np.ndarray, multipliers: np.ndarray, added: np.ndarray) -> None:
-    XXX
+def _hold(
+    rows: Rows,
+    y: np.ndarray,
+    side: np.ndarray,
+    balls: np.ndarray,
+    multipliers: np.ndarray,
+    added: np.ndarray,
+    added_side: np.ndarray,
+) -> np.ndarray:
+    """The sides with some rows added; a row that depends on those held takes the place of one of them.
+
+    Which one, the ratio test of the dual simplex method tells: the first whose multiplier vanishes as that of the new
+    row grows. The multipliers follow, in place.
+    """
+    whole = side.copy()
+    whole[added] = added_side[added]
+    if not 0 < added.size <= 10 or y.size > SMALL or _independent(rows, y, _Active(whole, balls)):
+        return whole
+    side = side.copy()
+    for row in added:
+        held = np.flatnonzero(side)
+        side[row] = added_side[row]
+        if not held.size:
+            continue
+        normals, new = (rows.matrix[held] * side[held, None]).T, rows.matrix[row] * side[row]
+        share = np.linalg.lstsq(normals, new, rcond=1e-11)[0]
+        if np.max(abs(normals @ share - new)) > 1e-10:
+            continue
+        leaving = ~rows.equality[held] & (share > 1e-10)
+        ratios = np.where(leaving, np.maximum(side[held] * multipliers[held], 0.0) / share, np.inf)
+        first = int(np.argmin(ratios))
+        if leaving[first]:
+            multipliers[held] -= side[held] * ratios[first] * share
+            multipliers[row] = side[row] * ratios[first]
+            multipliers[held[first]] = side[held[first]] = 0
+    return side
 
 
 def _saddle_point(
@@ -182,8 +215,7 @@ def _saddle_point(
         saddle[: free.size, : free.size] = (block if dense else block.toarray()) / scale
         saddle[free.size :, : free.size] = borders
         saddle[: free.size, free.size :] = borders.T
-        # QR with pivoting gives the solution of least norm, as singular values would, at a fraction of the cost.
-        answer = scipy.linalg.lstsq(saddle, right, cond=1e-13, lapack_driver="gelsy", check_finite=False)[0]
+        answer = _dense_solution(saddle, right)
     else:
         border = rest[:, free]
         saddle = sparse.block_array([[block / scale, border.T], [border, None]], format="csc")
@@ -191,6 +223,14 @@ def _saddle_point(
     move[free], change[others] = answer[: free.size], scale * answer[free.size :]
     change[single] = (force - second @ move - rest.T @ change[others])[fixed] / pivot
     return move, change
+
+
+def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    factors, pivots, _ = scipy.linalg.lapack.dgetrf(matrix)
+    if scipy.linalg.lapack.dgecon(factors, np.max(np.sum(abs(matrix), axis=0)))[0] > 1e-12:
+        return scipy.linalg.lapack.dgetrs(factors, pivots, right)[0]
+    # Singular: QR with pivoting gives the solution of least norm, as singular values would at a higher cost.
+    return scipy.linalg.lstsq(matrix, right, cond=1e-13, lapack_driver="gelsy", check_finite=False)[0]
 
 
 def _regularised(saddle: sparse.csc_matrix, right: np.ndarray, size: int) -> np.ndarray:

@@ -24,9 +24,9 @@ from bilevax.optimality import (
     Objective,
     Point,
     Rows,
+    eigenvalues_above,
     measure,
     scaled_rows,
-    smallest_eigenvalue,
 )
 
 __all__ = ["Ball", "Constraints", "ConvexSolution", "Objective", "Outcome", "minimise", "smallest_relaxation"]
@@ -367,7 +367,7 @@ class _Program:
         side = np.concatenate(sides)
         # Clarabel's tolerances are partly absolute: bring the objective to unit size.
         largest = np.max(abs(hessian.data), initial=0.0)
-        scale = max(np.max(abs(gradient)), 1e-6 * largest) or 1.0
+        scale = float(max(np.max(abs(gradient)), 1e-6 * largest)) or 1.0
         triangle = sparse.triu(hessian, format="csc") / scale
         step = None
         for tolerance, extra in ((1e-11, 0.0), (1e-9, 0.0), (1e-9, 1e-9), (1e-8, 1e-7)):
@@ -438,7 +438,7 @@ def _unique(rows: Rows, point: Point) -> bool:
     if rows.balls:
         hessian = hessian + sparse.diags_array(rows.ball_curvature(point.ball_multipliers, size))
     largest = np.max(abs(hessian.data), initial=0.0)
-    if largest > 0 and smallest_eigenvalue(sparse.csc_matrix(hessian)) > 1e-9 * largest:
+    if largest > 0 and eigenvalues_above(sparse.csc_matrix(hessian), 1e-9 * largest):
         return True
     strong = rows.equality | (abs(point.multipliers) > 1e-8 * point.at.scale)
     free = np.setdiff1d(np.arange(size), rows.only_column[strong])

@@ -140,13 +140,21 @@ class AffineCoupling(Coupling):
 
     def __init__(self, fn: Callable[..., PyTree], lower: PyTree = -np.inf, upper: PyTree = np.inf):
         self.fn = fn
-        self.lower = _trees.map_arrays(_trees.host_floats, lower)
-        self.upper = _trees.map_arrays(_trees.host_floats, upper)
+        try:
+            self.lower = _trees.map_arrays(_trees.host_floats, lower)
+            self.upper = _trees.map_arrays(_trees.host_floats, upper)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"AffineCoupling: expected numbers (or infinities) as bounds: {error}.") from error
 
     def __check_init__(self):
-        for side, bound in (("lower", self.lower), ("upper", self.upper)):
-            if any(_trees.is_concrete(leaf) and np.isnan(leaf).any() for leaf in jax.tree.leaves(bound)):
-                raise ValueError(f"AffineCoupling: expected numbers (or infinities) for {side}, got NaN.")
+        if not callable(self.fn):
+            raise ValueError(f"AffineCoupling: expected a function of (x, y), got {type(self.fn).__name__}.")
+        for side, bound, wrong in (("lower", self.lower, np.inf), ("upper", self.upper, -np.inf)):
+            for leaf in filter(_trees.is_concrete, jax.tree.leaves(bound)):
+                if np.isnan(leaf).any():
+                    raise ValueError(f"AffineCoupling: expected numbers (or infinities) for {side}, got NaN.")
+                if np.any(leaf == wrong):
+                    raise ValueError(f"AffineCoupling: no value satisfies {side} = {wrong}.")
 
     def value(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
         return self.fn(x, y) if data is None else self.fn(x, y, data)
@@ -213,6 +221,7 @@ class AffineCoupling(Coupling):
                 raise ValueError(f"{name}: expected lower <= upper, got {_first_pair(low, high)}.")
         self._check_affine(x, y, data, name)
 
+    @np.errstate(all="ignore")  # a function that is not affine may well return NaN at zero
     def _check_affine(self, x: PyTree, y: PyTree, data: PyTree, name: str) -> None:
         """Compare the function with its linearisation at zero on random points, and name the row that differs."""
         zero = (_trees.zeros(x), _trees.zeros(y))

@@ -225,7 +225,7 @@ def as_linear_map(matrix: Any, name: str) -> LinearMap:
     if isinstance(matrix, LinearMap):
         return matrix
     if isinstance(matrix, lx.AbstractLinearOperator):
-        return _from_lineax(matrix)
+        return _from_lineax(matrix, name)
     if isinstance(matrix, jax_sparse.JAXSparse):
         matrix = matrix.to_bcoo() if isinstance(matrix, jax_sparse.BCSR) else matrix
         if not isinstance(matrix, jax_sparse.BCOO) or matrix.n_dense or matrix.n_batch or matrix.ndim != 2:
@@ -240,23 +240,26 @@ def as_linear_map(matrix: Any, name: str) -> LinearMap:
     return _from_array(matrix, name)
 
 
-def _from_lineax(operator: lx.AbstractLinearOperator) -> LinearMap:
+def _from_lineax(operator: lx.AbstractLinearOperator, name: str) -> LinearMap:
     if isinstance(operator, lx.TaggedLinearOperator):
-        return _from_lineax(operator.operator)
+        return _from_lineax(operator.operator, name)
     if isinstance(operator, lx.IdentityLinearOperator):
-        return Diagonal(np.ones(operator.in_size()))
+        return _from_scipy(sp.eye(operator.out_size(), operator.in_size()), name)
     if isinstance(operator, lx.DiagonalLinearOperator):
-        return Diagonal(host_floats(lx.diagonal(operator)))
+        diagonal = host_floats(lx.diagonal(operator))
+        _check_finite(diagonal, name)
+        return Diagonal(diagonal)
     if isinstance(operator, lx.MatrixLinearOperator):
-        return as_linear_map(operator.matrix, "operator")
+        return as_linear_map(operator.matrix, name)
     return Lineax(operator)
 
 
 def _from_scipy(matrix: Any, name: str) -> LinearMap:
+    if np.iscomplexobj(matrix):
+        raise ValueError(f"{name}: expected a matrix of real numbers, got dtype {matrix.dtype}.")
     matrix = sp.csr_matrix(matrix, dtype=np.float64, copy=True)
     matrix.sum_duplicates()
-    if not np.isfinite(matrix.data).all():
-        raise ValueError(f"{name}: expected finite entries, got NaN or infinity.")
+    _check_finite(matrix.data, name)
     if matrix.shape[0] == matrix.shape[1] and (matrix - sp.diags(matrix.diagonal())).count_nonzero() == 0:
         return Diagonal(matrix.diagonal())
     return Sparse(matrix)
@@ -273,7 +276,11 @@ def _from_array(matrix: Any, name: str) -> LinearMap:
         raise ValueError(
             f"{name}: expected a matrix (or a scalar, for one variable), got an array of shape {array.shape}."
         )
-    if is_concrete(array) and not np.isfinite(array).all():
-        raise ValueError(f"{name}: expected finite entries, got NaN or infinity.")
+    _check_finite(array, name)
     # One row and one variable: a product of vectors, which batches far better than a 1 x 1 matrix.
     return Diagonal(array[0]) if array.shape == (1, 1) else Dense(array)
+
+
+def _check_finite(numbers: Any, name: str) -> None:
+    if is_concrete(numbers) and not np.isfinite(numbers).all():
+        raise ValueError(f"{name}: expected finite entries, got NaN or infinity.")

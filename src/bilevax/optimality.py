@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse as sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
@@ -114,7 +115,7 @@ class Local:
     @functools.cached_property
     def convex(self) -> bool:
         """Whether the Hessian is positive semidefinite, up to rounding."""
-        return not smallest_eigenvalue(self.hessian) < -1e-9 * np.max(abs(self.hessian.data), initial=0.0)
+        return eigenvalues_above(self.hessian, -1e-9 * np.max(abs(self.hessian.data), initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -253,25 +254,28 @@ def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np
     return Point(at, multipliers, ball_multipliers, residuals, float(max(*residuals, smaller)))
 
 
-def smallest_eigenvalue(matrix: sparse.csc_matrix) -> float:
-    """Smallest eigenvalue, or a lower bound of it that is not negative; nan when not found."""
-    if matrix.shape[0] <= SMALL:
-        return float(np.linalg.eigvalsh(matrix.toarray())[0])
-    labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
+def eigenvalues_above(matrix: sparse.csc_matrix, bound: float) -> bool:
+    """Whether all eigenvalues are at least `bound`; where that cannot be found out, whether `bound` is negative."""
+    labels = np.zeros(matrix.shape[0], int)
+    if labels.size > SMALL:
+        labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
     sizes = np.bincount(labels)
-    smallest = float(np.min(matrix.diagonal()[sizes[labels] == 1], initial=np.inf))
+    if np.any(matrix.diagonal() < bound):
+        return False
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     for index in (members[k] for k in np.flatnonzero(sizes > 1)):
-        block = matrix[index][:, index]
+        block = matrix[index][:, index] if len(members) > 1 else matrix
         if index.size <= _DENSE:
-            smallest = min(smallest, float(np.linalg.eigvalsh(block.toarray())[0]))
+            # A rounding error's worth of slack, so that a zero matrix passes a bound of zero.
+            shift = bound - 1e-15 * np.max(abs(block.data), initial=1e-300)
+            if scipy.linalg.lapack.dpotrf(block.toarray() - shift * np.eye(index.size))[1] != 0:
+                return False
             continue
         diagonal = block.diagonal()
-        bound = float(np.min(diagonal + abs(diagonal) - abs(block).sum(axis=1)))  # Gershgorin
-        if bound < 0:
+        if np.min(diagonal + abs(diagonal) - abs(block).sum(axis=1)) < bound:  # Gershgorin
             try:
-                bound = float(scipy.sparse.linalg.eigsh(block, 1, which="SA", return_eigenvectors=False)[0])
+                if scipy.sparse.linalg.eigsh(block, 1, which="SA", return_eigenvectors=False)[0] < bound:
+                    return False
             except scipy.sparse.linalg.ArpackNoConvergence:
-                bound = np.nan
-        smallest = float(np.minimum(smallest, bound))
-    return smallest
+                return bound < 0
+    return True

@@ -146,8 +146,8 @@ def validate(
         for index, part in enumerate(placed.coupling):
             name = "coupling" if problem.single_coupling else f"coupling[{index}]"
             part.check(x_like, y_like, placed.data, name)
-        for name, objective in (("upper", placed.upper), ("lower", placed.lower)):
-            _check_objective(name, objective, x_like, y_like, placed.data)
+    for name, objective in (("upper", placed.upper), ("lower", placed.lower)):
+        _check_objective(name, objective, x_like, y_like, placed.data)
     return x0, y_like, y0
 
 
@@ -166,16 +166,30 @@ def _y_shapes(problem: BilevelProblem, x0: PyTree, y0: PyTree, dtype: Any) -> Py
 
 
 def _smallest_y(problem: BilevelProblem, x0: PyTree, largest: int = 64) -> PyTree | None:
-    """Return the smallest vector that both objectives accept; NumPy, unlike JAX, refuses an index out of bounds."""
-    x = jax.tree.map(np.asarray, x0)
-    for shape in [(), *((size,) for size in range(1, largest + 1))]:
+    """Return the shape of the smallest y that both objectives accept, or None where more than one would do.
+
+    NumPy, unlike JAX, refuses an index out of bounds, so ``y[0] + y[1]`` tells its shape. A sum over y does not.
+    """
+    random = np.random.default_rng(0)
+    x = jax.tree.map(lambda leaf: random.uniform(0.1, 0.9, leaf.shape), x0)
+
+    def values(y: np.ndarray) -> list[float] | None:
         try:
             with np.errstate(all="ignore"):
-                values = [fn(x, np.zeros(shape)) for fn in (problem.upper_value, problem.lower_value)]
+                return [float(fn(x, y)) for fn in (problem.upper_value, problem.lower_value)]
         except Exception:
-            continue
-        if all(np.shape(value) == () for value in values):
-            return jax.ShapeDtypeStruct(shape, np.float64)
+            return None
+
+    if values(np.zeros(())) is not None:
+        sizes = {2, 3, *(np.size(leaf) for leaf in jax.tree.leaves(x))} - {1}
+        broadcasts = any(values(np.zeros(size)) is not None for size in sizes)
+        return None if broadcasts else jax.ShapeDtypeStruct((), np.float64)
+    for size in range(1, largest + 1):
+        if values(np.zeros(size)) is not None:
+            longer = random.uniform(0.1, 0.9, size + 1)
+            before, after = values(longer), values(np.r_[longer[:-1], 1.7])
+            ignored = before is None or (after is not None and np.array_equal(before, after, equal_nan=True))
+            return jax.ShapeDtypeStruct((size,), np.float64) if ignored else None
     return None
 
 

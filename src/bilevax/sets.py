@@ -349,7 +349,10 @@ def _cast(number: Any, like: Any) -> Any:
 
 
 def _row_bound(bound: Any, count: int, name: str) -> np.ndarray:
-    array = _trees.host_floats(bound)
+    try:
+        array = _trees.host_floats(bound)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected a number or {count} numbers, got {type(bound).__name__}.") from error
     try:
         array = np.broadcast_to(array, (count,)) if _trees.is_concrete(array) else jnp.broadcast_to(array, (count,))
     except ValueError:

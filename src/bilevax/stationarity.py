@@ -120,28 +120,30 @@ def _measure_with(point: _Point, active: _Active, weak: np.ndarray, margin: floa
     found = lambda value, test: Stationarity(value, test, gradient, independent, smallest, strict, margin)
     if gradient is not None:
         return found(_distance_to_cone(gradient, point) / (1 + np.linalg.norm(gradient)), "smooth")
-    sometimes = _sometimes_positive(active, unique, weak)
+    weak, sometimes = _resolve_multipliers(active, unique, weak)
+    strict = not weak.any()  # read by `found`
     # Two extreme pieces give the scale: all undecided rows held, or none of them.
     extremes = [_piece_gradient(point, active.a[rows], active.b[rows]) for rows in (~weak, weak | ~weak)]
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     scale = 1 + max([np.linalg.norm(point.f_x), *norms])
     strong = _strong_distance(point, active, weak, sometimes)
     solved = strong is not None and strong / scale <= _GOOD
-    candidates = [] if strong is None else [(strong / scale, "strong")]
+    candidates = [] if strong is None else [(strong, "strong")]
     if solved and weak.sum() > _FEW_WEAK:
-        return found(*candidates[0])
+        return found(strong / scale, "strong")
     pieces, complete = _adjacent_pieces(point, active, weak, unique)
     if complete and unique.all():
         gradient = _common_gradient(pieces)  # read by `found`
     if solved:
-        return found(*candidates[0])
+        return found(strong / scale, "strong")
     if pieces:
         scale = 1 + max(np.linalg.norm(piece.gradient) for piece in pieces)
         hull = _hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
         if hull is not None:
             distance = max(hull, _steepest_descent(point, pieces))
-            candidates.append((distance / scale, f"hull of {len(pieces)}{'' if complete else ' sampled'} pieces"))
-    return found(*min(candidates, default=(np.inf, "none applies")))
+            candidates.append((distance, f"hull of {len(pieces)}{'' if complete else ' sampled'} pieces"))
+    distance, test = min(candidates, default=(np.inf, "none applies"))
+    return found(distance / scale, test)
 
 
 def _common_gradient(pieces: "list[_Piece]") -> np.ndarray | None:
@@ -310,23 +312,27 @@ def _unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
     return np.abs(random - a @ solution) <= 1e-7
 
 
-def _sometimes_positive(active: _Active, unique: np.ndarray, weak: np.ndarray) -> np.ndarray:
-    """Return which rows have a multiplier that is positive in some multiplier vectors and zero in others."""
+def _resolve_multipliers(active: _Active, unique: np.ndarray, weak: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows have a zero multiplier in every multiplier vector, and which in some but not in all.
+
+    Where rows are dependent, the vector at hand is one of many: a linear program tells the least and the largest.
+    """
+    weak, sometimes = weak.copy(), np.zeros(len(unique), bool)
     undecided = np.flatnonzero(~unique & ~active.equality)
-    sometimes = np.zeros(len(unique), bool)
     sometimes[undecided] = True
     if len(undecided) == 0 or len(undecided) > 300:
-        return sometimes  # too many to ask one by one: the stricter condition stays sufficient
-    balance = active.a.T @ active.multiplier
+        return weak, sometimes  # too many to ask one by one: the stricter condition stays sufficient
+    balance, positive = active.a.T @ active.multiplier, 1e-7 * (1 + np.abs(active.multiplier).max())
     bounds = [(None, None) if free else (0, None) for free in active.equality]
     for row in undecided:
         cost = np.zeros(len(unique))
         cost[row] = 1.0
         least = linprog(cost, A_eq=active.a.T, b_eq=balance, bounds=bounds, method="highs")
-        if least.status == 0 and least.fun > 1e-7 * (1 + np.abs(active.multiplier).max()):
-            sometimes[row] = False
-            weak[row] = False
-    return sometimes
+        largest = linprog(-cost, A_eq=active.a.T, b_eq=balance, bounds=bounds, method="highs")
+        always = least.status == 0 and least.fun > positive
+        never = largest.status == 0 and -largest.fun <= positive
+        weak[row], sometimes[row] = never, not always and not never
+    return weak, sometimes
 
 
 def _piece_gradient(point: _Point, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:

@@ -21,9 +21,97 @@ def solve_qp(
     v, multipliers
         With ``hessian v + gradient + matrix' multipliers + ... = 0``; None when no accurate answer was found.
     """
-    matrix = sp.csr_matrix(matrix)
     equal = lower == upper
     above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
+    dense = isinstance(hessian, np.ndarray) and not len(balls)
+    solved = (_dense if dense else _sparse)(hessian, gradient, matrix, lower, upper, equal, above, below, balls)
+    if solved is None:
+        return None
+    v, multipliers, pressed = solved
+    if not len(balls):
+        v, multipliers = _sharpen(hessian, gradient, matrix, lower, upper, equal, pressed, v, multipliers)
+    image, slack = matrix @ v, 1e-7 * (1 + np.abs(v).max(initial=0.0))
+    if np.any(image < lower - slack) or np.any(image > upper + slack):
+        return None
+    return v, multipliers
+
+
+def _dense(
+    hessian: np.ndarray,
+    gradient: np.ndarray,
+    matrix: np.ndarray,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    equal: np.ndarray,
+    above: np.ndarray,
+    below: np.ndarray,
+    balls: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Mehrotra's predictor-corrector on the normal equations: many rows, few dense variables."""
+    rows, right = np.vstack([matrix[above], -matrix[below]]), np.concatenate([upper[above], -lower[below]])
+    equations, level = matrix[equal], upper[equal]
+    count, fixed, size = len(rows), len(equations), len(gradient)
+    v, nu = np.zeros(size), np.zeros(fixed)
+    slack, force = np.maximum(right, 1.0), np.ones(count)
+    scale_dual, scale_primal = 1 + np.abs(gradient).max(initial=0.0), 1 + np.abs(right).max(initial=0.0)
+    for _ in range(80):
+        dual = hessian @ v + gradient + rows.T @ force + equations.T @ nu
+        primal, level_gap = rows @ v + slack - right, equations @ v - level
+        average = float(slack @ force) / max(count, 1)
+        worst = max(np.abs(primal).max(initial=0.0), np.abs(level_gap).max(initial=0.0)) / scale_primal
+        if np.abs(dual).max() <= 1e-11 * scale_dual and worst <= 1e-11 and average <= 1e-13:
+            break
+        system = hessian + (rows.T * (force / slack)) @ rows
+        system = np.block([[system, equations.T], [equations, np.zeros((fixed, fixed))]]) if fixed else system
+        try:
+            factor = sla.cho_factor(system, check_finite=False) if not fixed else sla.lu_factor(system, check_finite=False)
+        except (sla.LinAlgError, ValueError):
+            break
+        back = sla.lu_solve if fixed else sla.cho_solve
+
+        def direction(aim: Any, factor: Any = factor, back: Any = back, dual: Any = dual) -> tuple[np.ndarray, ...]:
+            product = force * slack - aim
+            side = -dual - rows.T @ ((force * primal - product) / slack)
+            step = back(factor, np.concatenate([side, -level_gap]) if fixed else side, check_finite=False)
+            moved = -primal - rows @ step[:size]
+            return step[:size], step[size:], moved, (-product - force * moved) / slack
+
+        def longest(moved: np.ndarray, pushed: np.ndarray) -> float:
+            ratios = [-v[d < 0] / d[d < 0] for v, d in ((slack, moved), (force, pushed))]
+            return min(1.0, *(float(r.min(initial=np.inf)) for r in ratios))
+
+        _, _, moved, pushed = direction(0.0)
+        length = longest(moved, pushed)
+        left = float((slack + length * moved) @ (force + length * pushed)) / max(count, 1)
+        centring = min(1.0, (left / average) ** 3) if average > 0 else 0.0
+        step, step_nu, moved, pushed = direction(centring * average - moved * pushed)
+        length = min(1.0, 0.995 * longest(moved, pushed))
+        if not np.isfinite(step).all():
+            break
+        v, nu, slack, force = v + length * step, nu + length * step_nu, slack + length * moved, force + length * pushed
+    multipliers, pressed = np.zeros(len(lower)), np.zeros(len(lower), np.int8)
+    split = int(above.sum())
+    multipliers[equal] = nu
+    multipliers[above] += force[:split]
+    multipliers[below] -= force[split:]
+    pressed[above] += (force > slack)[:split]
+    pressed[below] -= (force > slack)[split:]
+    return v, multipliers, pressed
+
+
+def _sparse(
+    hessian: Any,
+    gradient: np.ndarray,
+    matrix: Any,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    equal: np.ndarray,
+    above: np.ndarray,
+    below: np.ndarray,
+    balls: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Clarabel, for sparse programs and balls."""
+    matrix = sp.csr_matrix(matrix)
     parts = [matrix[equal], matrix[above], -matrix[below]]
     right = [upper[equal], upper[above], -lower[below]]
     cones: list[Any] = []
@@ -33,61 +121,52 @@ def solve_qp(
         cones.append(clarabel.NonnegativeConeT(int(above.sum() + below.sum())))
     size = len(gradient)
     for ball in balls:
-        picked = sp.csr_matrix((-np.ones(len(ball.index)), (np.arange(len(ball.index)), ball.index)), shape=(len(ball.index), size))
+        count = len(ball.index)
+        picked = sp.csr_matrix((-np.ones(count), (np.arange(count), ball.index)), shape=(count, size))
         parts += [sp.csr_matrix((1, size)), picked]
         right += [np.array([ball.radius]), -np.asarray(ball.center)]
-        cones.append(clarabel.SecondOrderConeT(1 + len(ball.index)))
+        cones.append(clarabel.SecondOrderConeT(1 + count))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
     everything = sp.vstack(parts, format="csc")
-    # Clarabel wants at least one row.
-    if not cones:
-        everything, right = sp.csc_matrix((1, size)), [np.ones(1)]
-        cones = [clarabel.NonnegativeConeT(1)]
+    if not cones:  # Clarabel wants at least one row.
+        everything, right, cones = sp.csc_matrix((1, size)), [np.ones(1)], [clarabel.NonnegativeConeT(1)]
     upper_half = sp.triu(sp.csc_matrix(hessian), format="csc")
     answer = clarabel.DefaultSolver(upper_half, gradient, everything, np.concatenate(right), cones, settings).solve()
     v = np.array(answer.x)
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None
-    dual = np.array(answer.z)
-    multipliers = np.zeros(len(lower))
+    dual, slack = np.array(answer.z), np.array(answer.s)
+    multipliers, pressed = np.zeros(len(lower)), np.zeros(len(lower), np.int8)
     cuts = np.cumsum([equal.sum(), above.sum(), below.sum()])
     multipliers[equal] += dual[: cuts[0]]
     multipliers[above] += dual[cuts[0] : cuts[1]]
     multipliers[below] -= dual[cuts[1] : cuts[2]]
-    if not len(balls):
-        slack = np.array(answer.s)
-        pressed = dual > slack
-        active_above, active_below = np.zeros(len(lower), bool), np.zeros(len(lower), bool)
-        active_above[above], active_below[below] = pressed[cuts[0] : cuts[1]], pressed[cuts[1] : cuts[2]]
-        v, multipliers = _sharpen(hessian, gradient, matrix, lower, upper, equal, active_above, active_below, v, multipliers)
-    image, slack = matrix @ v, 1e-7 * (1 + np.abs(v).max(initial=0.0))
-    if np.any(image < lower - slack) or np.any(image > upper + slack):
-        return None
-    return v, multipliers
+    pressed[above] += (dual > slack)[cuts[0] : cuts[1]]
+    pressed[below] -= (dual > slack)[cuts[1] : cuts[2]]
+    return v, multipliers, pressed
 
 
 def _sharpen(
     hessian: Any,
     gradient: np.ndarray,
-    matrix: sp.csr_matrix,
+    matrix: Any,
     lower: np.ndarray,
     upper: np.ndarray,
     equal: np.ndarray,
-    above: np.ndarray,
-    below: np.ndarray,
+    pressed: np.ndarray,
     v: np.ndarray,
     multipliers: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Solve with the active rows as equations; keep the result if its signs and rows are right."""
-    active = equal | above | below
-    if active.sum() + len(v) > 1500:
+    """Solve with the pressed rows as equations; keep the result if its signs and rows are right."""
+    active = equal | (pressed != 0)
+    if active.sum() + len(v) > 2500:
         return v, multipliers
-    rows = matrix[active].toarray()
+    rows = matrix[active].toarray() if sp.issparse(matrix) else matrix[active]
     dense = hessian.toarray() if sp.issparse(hessian) else np.asarray(hessian)
     system = np.block([[dense, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
-    right = np.concatenate([-gradient, np.where(below, lower, upper)[active]])
+    right = np.concatenate([-gradient, np.where(pressed < 0, lower, upper)[active]])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", sla.LinAlgWarning)
@@ -99,7 +178,7 @@ def _sharpen(
     sharp, force = solution[: len(v)], np.zeros(len(lower))
     force[active] = solution[len(v) :]
     image, slack = matrix @ sharp, 1e-10 * (1 + np.abs(sharp).max(initial=0.0))
-    wrong_sign = np.any(force[above & ~equal] < -1e-8) or np.any(force[below & ~equal] > 1e-8)
+    wrong_sign = np.any(force * pressed < -1e-8)
     outside = np.any(image < lower - slack) or np.any(image > upper + slack)
     return (v, multipliers) if wrong_sign or outside else (sharp, force)
 

@@ -7,11 +7,13 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from threadpoolctl import ThreadpoolController
 
 from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem
@@ -49,6 +51,15 @@ class Default:
     def search(self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float) -> Iterator[Snapshot]:
         """Yield a snapshot after each step; the last one is the answer."""
         model, upper = LowerModel(flat), UpperSet(flat.x_rows)
+        # Small matrices gain nothing from threads, and lose everything on a busy machine.
+        small = flat.n_x + flat.n_y + model.rows.count <= _SMALL
+        with _threads().limit(limits=1 if small else None, user_api="blas"):
+            yield from self._search(model, upper, x0, y0, rtol)
+
+    def _search(
+        self, model: LowerModel, upper: UpperSet, x0: np.ndarray, y0: np.ndarray | None, rtol: float
+    ) -> Iterator[Snapshot]:
+        flat = model.flat
         start = _feasible_start(model, upper, upper.project(x0), _first_guess(flat) if y0 is None else y0)
         if start is None:
             yield Snapshot(x0, np.zeros(flat.n_y) if y0 is None else y0, "start", np.inf, infeasible=True)
@@ -103,6 +114,14 @@ class Default:
             for point in smooth_descent(model, upper, point, smoothing):
                 yield point
             x, y = point.x, point.y
+
+
+_SMALL = 1500
+
+
+@functools.cache
+def _threads() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _snapshot(point: Evaluated, phase: str) -> Snapshot:

@@ -1,0 +1,177 @@
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.experimental import sparse as jax_sparse
+
+import bilevax as bx
+from bilevax.operators import Diagonal, Lineax, Sparse, as_linear_map, probe_columns
+
+
+def unsorted(matrix):
+    """The same matrix with columns out of order, every entry split into two, and zeros stored."""
+    coo = sp.coo_matrix(matrix)
+    data = np.r_[0.25 * coo.data, 0.75 * coo.data, [0.0]]
+    rows, columns = np.r_[coo.row, coo.row, [0]], np.r_[coo.col, coo.col, [matrix.shape[1] - 1]]
+    order = np.lexsort([-columns, rows])
+    data, rows, columns = data[order], rows[order], columns[order]
+    indptr = np.r_[0, np.cumsum(np.bincount(rows, minlength=matrix.shape[0]))]
+    raw = sp.csr_matrix((data, columns, indptr), shape=matrix.shape)
+    assert not raw.has_canonical_format or not coo.nnz
+    return raw
+
+
+def padded_bcoo(matrix):
+    """JAX marks padding by indices out of bounds; whatever is stored there does not count."""
+    found = jax_sparse.BCOO.fromdense(jnp.asarray(matrix), nse=int(np.count_nonzero(matrix)) + 3)
+    return jax_sparse.BCOO(
+        (found.data.at[-1].set(7.0), found.indices.at[-1].set(jnp.array(matrix.shape))), shape=matrix.shape
+    )
+
+
+FORMS = {
+    "dense": np.asarray,
+    "list": lambda m: m.tolist(),
+    "jax": jnp.asarray,
+    **{
+        name: (lambda m, name=name: getattr(sp.csr_matrix(m), f"to{name}")())
+        for name in ("csr", "csc", "coo", "lil", "dok", "bsr", "dia")
+    },
+    "sparse array": sp.csr_array,
+    "unsorted with duplicates": unsorted,
+    "BCOO": lambda m: jax_sparse.BCOO.fromdense(jnp.asarray(m)),
+    "padded BCOO": padded_bcoo,
+    "BCSR": lambda m: jax_sparse.BCSR.fromdense(jnp.asarray(m)),
+    "lineax matrix": lambda m: lx.MatrixLinearOperator(jnp.asarray(m)),
+    "lineax function": lambda m: lx.FunctionLinearOperator(
+        lambda v: jnp.asarray(m) @ v, jax.ShapeDtypeStruct((m.shape[1],), jnp.float64)
+    ),
+    "lineax tagged": lambda m: lx.TaggedLinearOperator(lx.MatrixLinearOperator(jnp.asarray(m)), ()),
+    "lineax composed": lambda m: 2.0 * lx.MatrixLinearOperator(jnp.asarray(0.5 * m)),
+}
+
+MATRICES = {
+    "ordinary": np.array([[1.0, 0.0, -2.0], [0.0, 3.0, 0.5]]),
+    "empty rows and columns": np.array([[0.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]),
+    "a dense row": np.vstack([np.eye(9), np.arange(1.0, 10.0), np.zeros(9)]),
+    "a dense column": np.vstack([np.eye(9), np.arange(1.0, 10.0), np.zeros(9)]).T,
+    "one entry": np.array([[4.0]]),
+    "all zeros": np.zeros((3, 2)),
+    "diagonal": np.diag([1.0, -2.0, 0.0]),
+    "one row": np.array([[1.0, 2.0, 3.0]]),
+    "one column": np.array([[1.0], [2.0], [3.0]]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", MATRICES)
+def test_every_form_of_every_matrix(form, kind):
+    dense = MATRICES[kind]
+    random = np.random.default_rng(0)
+    u, v = random.standard_normal(dense.shape[0]), random.standard_normal(dense.shape[1])
+    with jax.enable_x64(True):
+        linear = as_linear_map(FORMS[form](dense), "A")
+        assert linear.shape == dense.shape
+        forward, backward = linear.mv(jnp.asarray(v)), linear.rmv(jnp.asarray(u))
+        np.testing.assert_allclose(forward, dense @ v, atol=1e-13)
+        np.testing.assert_allclose(backward, u @ dense, atol=1e-13)
+        assert u @ np.asarray(forward) == pytest.approx(v @ np.asarray(backward), abs=1e-12)
+        stored = linear.to_scipy()
+    assert sp.issparse(stored)
+    np.testing.assert_array_equal(stored.toarray(), dense)
+
+
+@pytest.mark.parametrize(
+    ("operator", "dense"),
+    [
+        (lx.IdentityLinearOperator(jax.ShapeDtypeStruct((3,), jnp.float32)), np.eye(3)),
+        (lx.DiagonalLinearOperator(jnp.array([1.0, -2.0])), np.diag([1.0, -2.0])),
+        (lx.IdentityLinearOperator(*(jax.ShapeDtypeStruct((n,), jnp.float32) for n in (3, 2))), np.eye(2, 3)),
+        (
+            lx.TaggedLinearOperator(lx.DiagonalLinearOperator(jnp.array([1.0, -2.0])), lx.symmetric_tag),
+            np.diag([1.0, -2.0]),
+        ),
+        (lx.TridiagonalLinearOperator(jnp.ones(3), jnp.ones(2), jnp.zeros(2)), np.eye(3) + np.eye(3, k=-1)),
+    ],
+)
+def test_structured_operators(operator, dense):
+    linear = as_linear_map(operator, "A")
+    u, v = np.arange(1.0, dense.shape[0] + 1), np.arange(1.0, dense.shape[1] + 1)
+    np.testing.assert_allclose(linear.mv(jnp.asarray(v)), dense @ v, rtol=1e-6)
+    np.testing.assert_allclose(linear.rmv(jnp.asarray(u)), dense.T @ u, rtol=1e-6)
+    np.testing.assert_array_equal(linear.to_scipy().toarray(), dense)
+
+
+def test_cheap_forms_are_kept():
+    assert isinstance(as_linear_map(sp.eye(5), "A"), Diagonal)
+    assert isinstance(as_linear_map(lx.IdentityLinearOperator(jax.ShapeDtypeStruct((3,), jnp.float32)), "A"), Diagonal)
+    assert isinstance(as_linear_map(sp.random(20, 30, 0.1, random_state=0), "A"), Sparse)
+    assert isinstance(as_linear_map(FORMS["lineax function"](np.ones((2, 3))), "A"), Lineax)
+
+
+@st.composite
+def sparse_matrices(draw):
+    rows, columns = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    entries = draw(
+        st.lists(
+            st.tuples(st.integers(0, rows - 1), st.integers(0, columns - 1), st.integers(-3, 3)), max_size=rows * columns
+        )
+    )
+    i, j, values = np.array(entries or [(0, 0, 0)]).T
+    return sp.coo_matrix((values.astype(float), (i, j)), shape=(rows, columns))
+
+
+@given(matrix=sparse_matrices(), seed=st.integers(0, 100))
+def test_adjoint_of_random_sparse_matrices(matrix, seed):
+    """Duplicates add up; <u, A v> = <A' u, v>; in batches too."""
+    random, dense = np.random.default_rng(seed), matrix.toarray()
+    u, v = random.standard_normal((2, dense.shape[0])), random.standard_normal((2, dense.shape[1]))
+    linear = as_linear_map(matrix, "A")
+    np.testing.assert_array_equal(linear.to_scipy().toarray(), dense)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.vmap(linear.mv)(jnp.asarray(v)), v @ dense.T, atol=1e-12)
+        np.testing.assert_allclose(jax.vmap(linear.rmv)(jnp.asarray(u)), u @ dense, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "columns", "batch"), [(3, 7, 10), (7, 3, 10), (5, 5, 40), (1, 9, 9), (0, 4, 10)])
+def test_probing_in_batches_that_do_not_divide_the_columns(rows, columns, batch):
+    matrix = np.random.default_rng(0).standard_normal((rows, columns))
+    with jax.enable_x64(True):
+        found = probe_columns(lambda v: jnp.asarray(matrix) @ v, matrix.shape, batch_entries=batch)
+    np.testing.assert_allclose(found.toarray(), matrix, atol=1e-15)
+
+
+def test_values_survive_in_full_precision():
+    """Built while JAX runs in float32, used in float64."""
+    value = 0.1 + 1e-12
+    coupling = bx.LinearCoupling([[value, 1.0]], sp.csr_matrix([[value, 0.0]]), upper=value)
+    A, B, offset = (coupling.matrices(np.zeros(2), np.zeros(2), None)[k] for k in (1, 0, 2))
+    assert A.toarray()[0, 0] == B.toarray()[0, 0] == coupling.upper[0] == value
+    assert not offset.any()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([[1.0, np.nan]], "A: expected finite entries, got NaN or infinity"),
+        (sp.csr_matrix([[1.0, np.inf]]), "A: expected finite entries"),
+        (jax_sparse.BCOO.fromdense(jnp.array([[1.0, jnp.nan]])), "A: expected finite entries"),
+        (lx.MatrixLinearOperator(jnp.array([[jnp.nan]])), "A: expected finite entries"),
+        (lx.DiagonalLinearOperator(jnp.array([1.0, jnp.nan])), "A: expected finite entries"),
+        ([1.0, 2.0], r"A: expected a matrix .*, got an array of shape \(2,\)"),
+        (np.zeros((2, 2, 2)), r"A: expected a matrix .*, got an array of shape \(2, 2, 2\)"),
+        ([["a", "b"]], "A: expected a matrix of real numbers, got list"),
+        ([[1.0 + 2.0j]], "A: expected a matrix of real numbers"),
+        (sp.csr_matrix([[1.0 + 2.0j]]), "A: expected a matrix of real numbers"),
+        (None, "A: expected a matrix"),
+        ([[1.0], [1.0, 2.0]], "A: expected a matrix of real numbers, got list"),
+        (jax_sparse.BCOO.fromdense(jnp.ones((2, 2, 2)), n_batch=1), "A: expected a two-dimensional BCOO"),
+    ],
+)
+def test_wrong_matrices(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        as_linear_map(matrix, "A")
