@@ -7,6 +7,7 @@ from bilevax.lower_level import LowerSolution, solve_lower_level
 from bilevax.problem import BilevelProblem
 from bilevax.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex
 from bilevax.solution import Solution, Status
+from bilevax.solvers.default import Default
 from bilevax.solvers.sflcb import SFLCB
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "BilevelProblem",
     "Box",
     "Certificate",
+    "Default",
     "Free",
     "LinearCoupling",
     "LowerSolution",

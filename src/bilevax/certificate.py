@@ -51,7 +51,8 @@ class Certificate:
     licq, smallest_singular_value
         Whether the active rows' gradients in y are independent, by their smallest singular value.
     strict_complementarity, complementarity_margin
-        Whether every active row has a positive multiplier, and the smallest of max(slack, multiplier) over the rows.
+        Whether every active row has a positive multiplier (in some multiplier vector, where they are not unique), and
+        the smallest of max(slack, multiplier) over the rows.
     penalty_gap, delta
         Phi(x) - Phi_delta(x) for that delta; None where it was not asked for or g + delta f is not convex.
     y_error

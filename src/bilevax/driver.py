@@ -18,10 +18,12 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax import _trees, checkpoints
 from bilevax.certificate import Certificate, certify
+from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solution import Solution, Status
-from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.default import Default
 
 # An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
 _DIVERGENCE_FACTOR = 1e12
@@ -88,7 +90,7 @@ def solve(
     y0
         The lower level's start; y*(x0), solved exactly, when absent.
     solver
-        A solver object such as ``SFLCB(...)``.
+        A solver object such as ``SFLCB(...)``; the tuning-free `Default` when absent.
     rtol, atol
         Tolerances of the solver's stopping test; the certificate's stationarity has to be at most ``rtol``.
     max_steps, time_limit
@@ -120,30 +122,22 @@ def solve(
     _check_arguments(rtol, atol, max_steps, time_limit)
     with jax.enable_x64(True):
         x, y_like, y = validate(problem, x0, y0, dtype)
-        if solver is None:
-            raise ValueError(
-                "solver: the tuning-free default does not exist yet; expected a solver such as SFLCB(...)."
-            )
-        if not isinstance(solver, AbstractSolver):
+        method = Default() if solver is None else solver
+        if not isinstance(method, AbstractSolver | Default):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
-        solver.check(problem)
-        limit = solver.default_max_steps if max_steps is None else int(max_steps)
-        placed, method = place(problem, dtype), place_solver(solver, dtype)
-        x = placed.x_set.project(x)
-        # As arrays they are traced: another tolerance or limit compiles nothing.
-        tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
-        loop = _start(problem, placed, method, x, y_like, y, warm_start, *tolerances, dtype)
-        if resume is not None:
-            stored = checkpoints.load(resume, loop, problem, solver)
-            # The tolerances may be new ones: only the test is done again, the rest of the run's record stays.
-            loop = stored._replace(converged=_look(placed, method, stored.state, *tolerances).converged)
-        save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
-        loop, ended, history = _drive(
-            placed, method, loop, limit, *tolerances, began, time_limit, callback, progress, save
-        )
-        point = method.iterate(loop.state)
-        certificate = certify(problem, point.x, point.y, delta=getattr(solver, "delta", None))
-        solution = _conclude(problem, solver, loop, ended, certificate, history, rtol, began)
+        method.check(problem)
+        limit = method.default_max_steps if max_steps is None else int(max_steps)
+        watch = _Watch(began, limit, time_limit, callback, progress)
+        if isinstance(method, Default):
+            if checkpoint is not None or resume is not None:
+                raise ValueError("checkpoint, resume: not for the default solver yet; it expects a SFLCB(...) run.")
+            ending = _search(problem, method, x, y_like, y, warm_start, rtol, watch)
+        else:
+            save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
+            load = None if resume is None else lambda loop: checkpoints.load(resume, loop, problem, solver)
+            ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, load, save)
+        certificate = certify(problem, ending.x, ending.y, delta=getattr(method, "delta", None))
+        solution = _conclude(method, ending, certificate, watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
@@ -258,86 +252,169 @@ def _start(
     return _first(placed, solver, x, placed.y_set.project(y), rtol, atol)
 
 
-def _drive(
+class _Watch:
+    """What looks at a run from outside: the clock, the step limit, the callback, the live line and the history."""
+
+    def __init__(self, began: float, limit: int, time_limit: float | None, callback: Any, progress: bool | None):
+        self.began, self.limit, self.time_limit, self.callback = began, limit, time_limit, callback
+        self.show = sys.stderr.isatty() if progress is None else progress
+        self.records: list[dict[str, Any]] = []
+        self.ended: Status | None = None
+
+    @property
+    def attentive(self) -> bool:
+        """Whether anything has to be looked at between steps."""
+        return self.time_limit is not None or self.callback is not None or self.show
+
+    def look(self, steps: int, x: PyTree, y: PyTree, numbers: dict[str, Any]) -> bool:
+        """Record where the run stands; return whether it has to stop, and remember why."""
+        elapsed = time.monotonic() - self.began
+        self.records.append({"step": steps, "time": elapsed, **numbers})
+        if self.show:
+            shown = "  ".join(f"{key} {_short(value)}" for key, value in numbers.items())
+            line = f"step {steps}/{self.limit}  {elapsed:.1f} s  {shown}"
+            print(f"\r\033[K{line[:118]}", end="", file=sys.stderr, flush=True)
+        if self.callback is not None and self.callback(Progress(steps, elapsed, x, y, numbers)):
+            self.ended = Status.CALLBACK
+        elif self.time_limit is not None and elapsed >= self.time_limit:
+            self.ended = Status.TIME_LIMIT
+        elif steps >= self.limit:
+            self.ended = Status.MAX_STEPS
+        return self.ended is not None
+
+    def close(self) -> None:
+        """Remove the live line."""
+        if self.show:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """The records as arrays."""
+        return (
+            {key: np.array([record[key] for record in self.records]) for key in self.records[0]} if self.records else {}
+        )
+
+
+class _Ending(NamedTuple):
+    """How a run came out, whichever solver ran."""
+
+    x: PyTree
+    y: PyTree
+    steps: int
+    converged: bool
+    failure: Status | None = None
+    state: Any = None
+
+
+def _iterate(
     problem: BilevelProblem,
     solver: AbstractSolver,
-    loop: _Loop,
-    limit: int,
-    rtol: Array,
-    atol: Array,
-    began: float,
-    time_limit: float | None,
-    callback: Callable[[Progress], bool | None] | None,
-    progress: bool | None,
+    x: PyTree,
+    y_like: PyTree,
+    y: PyTree | None,
+    warm_start: Any,
+    rtol: float,
+    atol: float,
+    dtype: Any,
+    watch: _Watch,
+    load: Callable[[_Loop], _Loop] | None,
     save: Callable[[_Loop], None] | None,
-) -> tuple[_Loop, Status | None, dict[str, np.ndarray]]:
-    """Advance in chunks of about a quarter of a second until something ends the run."""
-    show = sys.stderr.isatty() if progress is None else progress
-    watched = time_limit is not None or callback is not None or save is not None or show
-    chunk = solver.check_every if watched else limit
-    records, ended = [_record(loop, began)], None
+) -> _Ending:
+    """Run a compiled solver in chunks of about a quarter of a second until something ends the run."""
+    placed, method = place(problem, dtype), place_solver(solver, dtype)
+    # As arrays they are traced: another tolerance or limit compiles nothing.
+    tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
+    loop = _start(problem, placed, method, placed.x_set.project(x), y_like, y, warm_start, *tolerances, dtype)
+    if load is not None:
+        stored = load(loop)
+        # The tolerances may be new ones: only the test is done again, the rest of the run's record stays.
+        loop = stored._replace(converged=_look(placed, method, stored.state, *tolerances).converged)
+    chunk = method.check_every if watch.attentive or save is not None else watch.limit
     try:
-        while not (bool(loop.converged) or bool(loop.diverged) or int(loop.steps) >= limit):
+        while not (watch.look(int(loop.steps), *_point_and_numbers(method, loop)) or loop.converged or loop.diverged):
             tick = time.monotonic()
-            if time_limit is not None and tick - began >= time_limit:
-                ended = Status.TIME_LIMIT
-                break
-            stop = min(limit, int(loop.steps) + chunk)
-            loop = jax.block_until_ready(_advance(problem, solver, loop, jnp.asarray(stop), rtol, atol))
-            taken = time.monotonic() - tick
-            records.append(_record(loop, began))
-            if show:
-                print(f"\r{_line(records[-1], limit)}", end="", file=sys.stderr, flush=True)
+            stop = min(watch.limit, int(loop.steps) + chunk)
+            loop = jax.block_until_ready(_advance(placed, method, loop, jnp.asarray(stop), *tolerances))
             if save is not None:
                 save(loop)
-            if callback is not None and callback(_progress(solver.iterate(loop.state), records[-1])):
-                ended = Status.CALLBACK
-                break
+            taken = time.monotonic() - tick
             if taken < 0.1:
                 chunk *= 2
             elif taken > 0.5:
-                chunk = max(solver.check_every, chunk // 4 * 2 // solver.check_every * solver.check_every)
+                chunk = max(method.check_every, chunk // 4 * 2 // method.check_every * method.check_every)
     except KeyboardInterrupt:
-        ended = Status.INTERRUPTED
-    if show:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-    history = {key: np.array([record[key] for record in records]) for key in records[0]}
-    return loop, ended, history
+        watch.ended = Status.INTERRUPTED
+    watch.close()
+    point = method.iterate(loop.state)
+    return _Ending(
+        x=jax.tree.map(np.asarray, point.x),
+        y=point.y,
+        steps=int(loop.steps),
+        converged=bool(loop.converged),
+        failure=Status.DIVERGED if bool(loop.diverged) else None,
+        state=jax.tree.map(np.asarray, loop.state),
+    )
 
 
-def _record(loop: _Loop, began: float) -> dict[str, Any]:
-    residuals = {name: float(value) for name, value in loop.residuals.items()}
-    return {"step": int(loop.steps), "time": time.monotonic() - began, **residuals}
+def _search(
+    problem: BilevelProblem,
+    solver: Default,
+    x: PyTree,
+    y_like: PyTree,
+    y: PyTree | None,
+    warm_start: Any,
+    rtol: float,
+    watch: _Watch,
+) -> _Ending:
+    """Run the default on the host, a look after each of its steps."""
+    if warm_start is not None:
+        x, y = warm_start.x, warm_start.y
+    flat = FlatProblem(problem, x, y_like)
+    guess = None if y is None else _trees.flatten_host(y)
+    search = solver.search(flat, _trees.flatten_host(x), guess, rtol, settled=warm_start is not None)
+    steps, best = -1, None
+    try:
+        for steps, snapshot in enumerate(search):
+            if best is None or snapshot.value <= best.value or snapshot.final:
+                best = snapshot if snapshot.exact or best is None else best
+            numbers = {"phase": snapshot.phase, "upper": snapshot.value}
+            if watch.look(steps, flat.x_tree(snapshot.x), flat.y_tree(snapshot.y), numbers):
+                break
+    except KeyboardInterrupt:
+        watch.ended = Status.INTERRUPTED
+    watch.close()
+    assert best is not None
+    if best.final:
+        watch.ended = None
+    return _Ending(
+        x=flat.x_tree(best.x),
+        y=flat.y_tree(best.y),
+        steps=steps,
+        converged=best.converged,
+        failure=None if best.converged or watch.ended is not None else Status.STALLED,
+    )
 
 
-def _progress(point: Iterate, record: dict[str, Any]) -> Progress:
-    residuals = {key: value for key, value in record.items() if key not in ("step", "time")}
-    return Progress(record["step"], record["time"], point.x, point.y, residuals)
+def _point_and_numbers(solver: AbstractSolver, loop: _Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
+    point = solver.iterate(loop.state)
+    return point.x, point.y, {name: float(value) for name, value in loop.residuals.items()}
 
 
-def _line(record: dict[str, Any], limit: int) -> str:
-    numbers = "  ".join(f"{key} {value:.3g}" for key, value in record.items() if key not in ("step", "time"))
-    return f"step {record['step']}/{limit}  {record['time']:.1f} s  {numbers}"[:118]
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _conclude(
-    problem: BilevelProblem,
-    solver: AbstractSolver,
-    loop: _Loop,
-    ended: Status | None,
-    certificate: Certificate,
-    history: dict[str, np.ndarray],
-    rtol: float,
-    began: float,
+    solver: AbstractSolver | Default, ending: _Ending, certificate: Certificate, watch: _Watch, rtol: float
 ) -> Solution:
-    status = _status(loop, ended, certificate, rtol)
-    stats = {"solver": type(solver).__name__, "steps": int(loop.steps), "time": time.monotonic() - began}
+    status = _status(ending, watch.ended, certificate, rtol)
+    stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
     numbers = (
         f"value {certificate.value:.6g}, stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "
-        f"lower-level infeasibility {certificate.lower_infeasibility:.2g}, after {stats['steps']} steps."
+        f"lower-level infeasibility {certificate.lower_infeasibility:.2g}, after {ending.steps} steps."
     )
     return Solution(
-        x=jax.tree.map(np.asarray, solver.iterate(loop.state).x),
+        x=ending.x,
         y=certificate.y,
         value=certificate.value,
         multipliers=certificate.multipliers,
@@ -345,22 +422,20 @@ def _conclude(
         success=status is Status.CONVERGED,
         message=f"{status.value} ({numbers})",
         certificate=certificate,
-        history=history,
+        history=watch.history,
         stats=stats,
-        state=jax.tree.map(np.asarray, loop.state),
+        state=ending.state,
     )
 
 
-def _status(loop: _Loop, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
-    if bool(loop.diverged):
+def _status(ending: _Ending, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
+    if ending.failure is Status.DIVERGED:
         return Status.DIVERGED
     if certificate.failure is not None:
         return certificate.failure
-    if ended is not None:
-        return ended
-    if not bool(loop.converged):
-        return Status.MAX_STEPS
-    return Status.CONVERGED if certificate.confirms(rtol) else Status.ALMOST_SOLVED
+    if ending.converged:
+        return Status.CONVERGED if certificate.confirms(rtol) else Status.ALMOST_SOLVED
+    return ended or ending.failure or Status.MAX_STEPS
 
 
 def _check_arguments(rtol: float, atol: float, max_steps: int | None, time_limit: float | None) -> None:

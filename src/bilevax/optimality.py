@@ -260,15 +260,13 @@ def eigenvalues_above(matrix: sparse.csc_matrix, bound: float) -> bool:
     if labels.size > SMALL:
         labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
     sizes = np.bincount(labels)
-    if np.any(matrix.diagonal() < bound):
-        return False
+    if np.any(matrix.diagonal() < bound) or not np.any(matrix.data):
+        return bound <= 0 and not np.any(matrix.data)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     for index in (members[k] for k in np.flatnonzero(sizes > 1)):
         block = matrix[index][:, index] if len(members) > 1 else matrix
         if index.size <= _DENSE:
-            # A rounding error's worth of slack, so that a zero matrix passes a bound of zero.
-            shift = bound - 1e-15 * np.max(abs(block.data), initial=1e-300)
-            if scipy.linalg.lapack.dpotrf(block.toarray() - shift * np.eye(index.size))[1] != 0:
+            if scipy.linalg.lapack.dpotrf(block.toarray() - bound * np.eye(index.size))[1] != 0:
                 return False
             continue
         diagonal = block.diagonal()

@@ -29,8 +29,8 @@ class Evaluated:
 class Reduction:
     """Rows and objective as linear functions of a step d of x and changes theta of the forces on the undecided rows.
 
-        rows not held:  value + value_x d - value_theta theta
-        held forces:    force + force_x d - force_theta theta
+    rows not held:  value + value_x d - value_theta theta
+    held forces:    force + force_x d - force_theta theta
     """
 
     held: np.ndarray
@@ -64,7 +64,11 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
     adjoint = expansion.solve(f_y)
     pull = model.rows.R @ adjoint
     inner = compliance[np.ix_(held, held)]
-    factor = sla.cho_factor(inner + 1e-13 * np.eye(len(held)) * max(1.0, np.trace(inner)), check_finite=False) if len(held) else None
+    factor = (
+        sla.cho_factor(inner + 1e-13 * np.eye(len(held)) * max(1.0, np.trace(inner)), check_finite=False)
+        if len(held)
+        else None
+    )
     solve = lambda right: sla.cho_solve(factor, right, check_finite=False) if factor is not None else right
     force_x = solve(slope[held])
     force_theta = solve(compliance[np.ix_(held, undecided)])
@@ -204,8 +208,16 @@ def _solve_model(
     fading = held_inequality & (force_now <= radius * np.abs(reduction.force_x).sum(axis=1) + 1e-6)
     x_rows = upper.rows
     blocks = [
-        (np.hstack([reduction.value_x[near], -reduction.value_theta[near]]), -np.inf, np.maximum(-lower.value[near], 0.0)),
-        (np.hstack([reduction.force_x[fading], -reduction.force_theta[fading]]), -np.maximum(force_now[fading], 0.0), np.inf),
+        (
+            np.hstack([reduction.value_x[near], -reduction.value_theta[near]]),
+            -np.inf,
+            np.maximum(-lower.value[near], 0.0),
+        ),
+        (
+            np.hstack([reduction.force_x[fading], -reduction.force_theta[fading]]),
+            -np.maximum(force_now[fading], 0.0),
+            np.inf,
+        ),
         (np.hstack([np.zeros((count, n_x)), np.eye(count)]), -lower.force[reduction.undecided], np.inf),
         (np.hstack([np.eye(n_x), np.zeros((n_x, count))]), -radius, radius),
     ]
@@ -228,7 +240,9 @@ def _solve_model(
     balls = [dataclasses.replace(ball, center=ball.center - lower.x[ball.index]) for ball in x_rows.balls]
     if balls:
         unit[:] = 1.0
-    solved = solve_qp(hessian * np.outer(unit, unit) / steepness, gradient * unit / steepness, matrix * unit, low, high, balls)
+    solved = solve_qp(
+        hessian * np.outer(unit, unit) / steepness, gradient * unit / steepness, matrix * unit, low, high, balls
+    )
     if solved is None:
         return None
     v = solved[0] * unit

@@ -64,7 +64,9 @@ def _dense(
         system = hessian + (rows.T * (force / slack)) @ rows
         system = np.block([[system, equations.T], [equations, np.zeros((fixed, fixed))]]) if fixed else system
         try:
-            factor = sla.cho_factor(system, check_finite=False) if not fixed else sla.lu_factor(system, check_finite=False)
+            factor = (
+                sla.cho_factor(system, check_finite=False) if not fixed else sla.lu_factor(system, check_finite=False)
+            )
         except (sla.LinAlgError, ValueError):
             break
         back = sla.lu_solve if fixed else sla.cho_solve

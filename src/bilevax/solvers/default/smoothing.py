@@ -40,7 +40,9 @@ class Smoothing:
     kappa: float
 
 
-def evaluate(model: LowerModel, x: np.ndarray, smoothing: Smoothing, warm: SmoothPoint | None, y: np.ndarray) -> SmoothPoint | None:
+def evaluate(
+    model: LowerModel, x: np.ndarray, smoothing: Smoothing, warm: SmoothPoint | None, y: np.ndarray
+) -> SmoothPoint | None:
     """Return the smoothed objective at x, started from a near point; None where it cannot be computed."""
     rows, flat = model.rows, model.flat
     y = y if warm is None else warm.y
@@ -163,7 +165,12 @@ def smooth_descent(
 
 
 def _search(
-    model: LowerModel, upper: UpperSet, point: SmoothPoint, direction: np.ndarray, smoothing: Smoothing, reference: float
+    model: LowerModel,
+    upper: UpperSet,
+    point: SmoothPoint,
+    direction: np.ndarray,
+    smoothing: Smoothing,
+    reference: float,
 ) -> SmoothPoint | None:
     """Backtrack along the projected direction until the value falls enough."""
     length = 1.0

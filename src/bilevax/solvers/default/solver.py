@@ -24,14 +24,15 @@ from bilevax.solvers.default.smoothing import Smoothing, SmoothPoint, evaluate, 
 
 
 class Snapshot(NamedTuple):
-    """Where the search stands after a step."""
+    """Where the search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one."""
 
     x: np.ndarray
     y: np.ndarray
     phase: str
     value: float
+    exact: bool = True
+    final: bool = False
     converged: bool = False
-    infeasible: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,35 +49,37 @@ class Default:
     def check(self, problem: BilevelProblem) -> None:
         """Raise a `ValueError` if the method cannot handle the problem."""
 
-    def search(self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float) -> Iterator[Snapshot]:
-        """Yield a snapshot after each step; the last one is the answer."""
+    def search(
+        self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
+    ) -> Iterator[Snapshot]:
+        """Yield a snapshot after each step; the last one is the answer. A ``settled`` start skips the smoothing."""
         model, upper = LowerModel(flat), UpperSet(flat.x_rows)
         # Small matrices gain nothing from threads, and lose everything on a busy machine.
         small = flat.n_x + flat.n_y + model.rows.count <= _SMALL
         with _threads().limit(limits=1 if small else None, user_api="blas"):
-            yield from self._search(model, upper, x0, y0, rtol)
+            yield from self._search(model, upper, x0, y0, rtol, settled)
 
     def _search(
-        self, model: LowerModel, upper: UpperSet, x0: np.ndarray, y0: np.ndarray | None, rtol: float
+        self, model: LowerModel, upper: UpperSet, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool
     ) -> Iterator[Snapshot]:
         flat = model.flat
         start = _feasible_start(model, upper, upper.project(x0), _first_guess(flat) if y0 is None else y0)
         if start is None:
-            yield Snapshot(x0, np.zeros(flat.n_y) if y0 is None else y0, "start", np.inf, infeasible=True)
+            yield Snapshot(upper.project(x0), _first_guess(flat) if y0 is None else y0, "start", np.inf, final=True)
             return
         yield _snapshot(start, "start")
-        best, settled = start, False
-        for basin in self._basins(model, upper, start):
+        best, converged = start, False
+        for basin in [start] if settled else self._basins(model, upper, start):
             if isinstance(basin, SmoothPoint):
-                yield Snapshot(basin.x, basin.y, "smooth descent", basin.value)
+                yield Snapshot(basin.x, basin.y, "smooth descent", basin.value, exact=False)
                 continue
             point = basin
             finished = False
             for point, finished in exact_descent(model, upper, basin, rtol):
                 yield _snapshot(point, "exact descent")
-            if (finished, -point.value) > (settled, -best.value):
-                best, settled = point, finished
-        yield _snapshot(best, "answer")._replace(converged=settled)
+            if (finished, -point.value) > (converged, -best.value):
+                best, converged = point, finished
+        yield _snapshot(best, "answer")._replace(final=True, converged=converged)
 
     def _basins(self, model: LowerModel, upper: UpperSet, start: Evaluated) -> Iterator[SmoothPoint | Evaluated]:
         """Yield smooth points on the way, and exact points from which exact descent should go on."""
@@ -168,4 +171,3 @@ def _first_guess(flat: FlatProblem) -> np.ndarray:
         low[column], high[column] = max(low[column], ends[0]), min(high[column], ends[1])
     inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(high - low), high - low, 1.0))
     return np.clip(0.0, low + inset, high - inset)
-
