@@ -68,7 +68,7 @@ def nine_nodes() -> Network:
 
 
 def sioux_falls() -> Network:
-    """Return a problem on the Sioux Falls network: 24 nodes, 76 links, 528 pairs, numbers scaled to the order of one."""
+    """Return a problem on the Sioux Falls network: 24 nodes, 76 links, 528 pairs; numbers of the order of one."""
     folder = _folder() / "tntp" / "SiouxFalls"
     if not folder.exists():
         return _synthetic(nodes=24, links=76, pairs=528)

@@ -6,19 +6,22 @@ ratios survive a busy machine.
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import numpy as np
+# Before NumPy is loaded: idle threads of its BLAS spin, and would disturb whoever takes the next turn.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from cases.case import Case
-from cases.network import network
-from cases.svm import svm
-from cases.toy import toy
-from data import nine_nodes, sioux_falls
-from kernels import aligned
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from cases.case import Case  # noqa: E402
+from cases.network import network  # noqa: E402
+from cases.svm import svm  # noqa: E402
+from cases.toy import toy  # noqa: E402
+from data import nine_nodes, sioux_falls  # noqa: E402
+from kernels import aligned  # noqa: E402
 
 _AGREEMENT_STEPS, _AGREEMENT = 50, 1e-9
 _COLUMNS = ("C us", "JAX us", "NumPy us", "JAX/C", "NumPy/JAX", "target")

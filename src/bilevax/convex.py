@@ -27,6 +27,7 @@ from bilevax.optimality import (
     eigenvalues_above,
     measure,
     scaled_rows,
+    stacked,
 )
 
 __all__ = ["Ball", "Constraints", "ConvexSolution", "Objective", "Outcome", "minimise", "smallest_relaxation"]
@@ -337,8 +338,7 @@ class _Program:
         self.rows = rows
         self.upper = np.isfinite(rows.upper) & ~rows.equality
         self.lower = np.isfinite(rows.lower) & ~rows.equality
-        matrix = sparse.csr_matrix(rows.matrix)
-        blocks: list = [matrix[rows.equality], matrix[self.upper], -matrix[self.lower]]
+        blocks = [rows.matrix[rows.equality], rows.matrix[self.upper], -rows.matrix[self.lower]]
         self.ends = np.cumsum([block.shape[0] for block in blocks])
         self.cones: list = [
             clarabel.ZeroConeT(int(self.ends[0])),
@@ -347,9 +347,9 @@ class _Program:
         for ball in rows.balls:
             size = len(ball.index)
             entries = (-np.ones(size), (np.arange(1, size + 1), ball.index))
-            blocks.append(sparse.csr_matrix(entries, (size + 1, matrix.shape[1])))
+            blocks.append(sparse.csr_matrix(entries, (size + 1, rows.matrix.shape[1])))
             self.cones.append(clarabel.SecondOrderConeT(size + 1))
-        self.matrix = sparse.vstack(blocks, format="csc")
+        self.matrix = sparse.csc_matrix(stacked(blocks))
 
     def solve(
         self,
@@ -368,15 +368,15 @@ class _Program:
         # Clarabel's tolerances are partly absolute: bring the objective to unit size.
         largest = np.max(abs(hessian.data), initial=0.0)
         scale = float(max(np.max(abs(gradient)), 1e-6 * largest)) or 1.0
-        triangle = sparse.triu(hessian, format="csc") / scale
+        hessian = hessian / scale
         step = None
-        for tolerance, extra in ((1e-11, 0.0), (1e-9, 0.0), (1e-9, 1e-9), (1e-8, 1e-7)):
+        for tolerance, extra in ((1e-11, 0.0), (1e-9, 1e-9), (1e-8, 1e-7)):
             settings = clarabel.DefaultSettings()
             settings.verbose = False
             settings.max_iter = 100
             settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
             weight = (proximal + extra) * max(largest / scale, 1.0)
-            quadratic = triangle if weight == 0 else triangle + weight * sparse.eye_array(y.size, format="csc")
+            quadratic = hessian + weight * sparse.eye_array(y.size, format="csc") if weight else hessian
             answer = clarabel.DefaultSolver(
                 quadratic, gradient / scale, self.matrix, side, self.cones, settings
             ).solve()
@@ -464,9 +464,7 @@ def _descends_forever(rows: Rows, at: Local) -> bool:
         limit[ball.index] = 0.0
     # Curvature that has died out on the way here no longer stops a ray.
     curved = at.hessian.multiply(abs(at.hessian) * (1 + np.max(abs(at.y))) > 1e-9 * steepest)
-    matrix = sparse.csr_matrix(rows.matrix)
-    blocks = [matrix[np.isfinite(rows.upper)], -matrix[np.isfinite(rows.lower)], curved, -curved]
-    matrix = sparse.vstack(blocks)
+    matrix = stacked([rows.matrix[np.isfinite(rows.upper)], -rows.matrix[np.isfinite(rows.lower)], curved, -curved])
     answer = scipy.optimize.linprog(
         at.gradient / steepest,
         matrix,

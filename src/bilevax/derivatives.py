@@ -140,23 +140,21 @@ class _Pattern:
         probe = self.random.standard_normal((1, self.shape[1]))
         expected = products(probe)[0]
 
-        def right(matrix: sp.csc_matrix | None) -> bool:
-            if matrix is None:
-                return False
+        def right(matrix: sp.csc_matrix) -> bool:
             error = np.abs(matrix @ probe[0] - expected).max(initial=0.0)
             return bool(error <= 1e-11 * (1 + np.abs(expected).max(initial=0.0)))
 
         # Quadratic functions: the last matrix still holds, and one product proves it.
-        if right(self.last):
+        if self.last is not None and right(self.last):
             return self.last
-        if not self.dense:
-            self.last = self._compressed(products)
-        if self.dense or not right(self.last):
-            self.last = sp.csc_matrix(probe_columns(products, self.shape, compile=False))
-            self.dense = self.dense or self.last.nnz > 0.05 * self.shape[0] * self.shape[1]
+        matrix = None if self.dense else self._compressed(products)
+        if matrix is None or not right(matrix):
+            matrix = sp.csc_matrix(probe_columns(products, self.shape, compile=False))
+            self.dense = self.dense or matrix.nnz > 0.05 * self.shape[0] * self.shape[1]
             if not self.dense:
-                self._set(sp.csc_matrix(abs(self.last) + self.structure))
-        return self.last
+                self._set(sp.csc_matrix(abs(matrix) + self.structure))
+        self.last = matrix
+        return matrix
 
     def _set(self, structure: sp.csc_matrix) -> None:
         structure.data[:] = 1.0

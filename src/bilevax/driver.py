@@ -1,8 +1,8 @@
 """`solve`, the front door, and `run`, its pure twin for ``jit`` and ``vmap``.
 
-The loop runs in one compiled program, in chunks: whole blocks of steps, a stopping test after each block. Between chunks
-the host looks at the clock, records the history, calls back and writes checkpoints. Blocks always end at multiples of
- ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
+The loop runs in one compiled program, in chunks: whole blocks of steps, a stopping test after each block. Between
+chunks the host looks at the clock, records the history, calls back and writes checkpoints. Blocks always end at
+multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
 import sys
@@ -410,7 +410,8 @@ def _conclude(
     status = _status(ending, watch.ended, certificate, rtol)
     stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
     numbers = (
-        f"value {certificate.value:.6g}, stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "
+        f"value {certificate.value:.6g}, "
+        f"stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "
         f"lower-level infeasibility {certificate.lower_infeasibility:.2g}, after {ending.steps} steps."
     )
     return Solution(

@@ -118,6 +118,13 @@ class Local:
         return eigenvalues_above(self.hessian, -1e-9 * np.max(abs(self.hessian.data), initial=0.0))
 
 
+def stacked(blocks: list) -> Any:
+    """The blocks on top of each other: an array if the first is one, else sparse."""
+    if not isinstance(blocks[0], np.ndarray):
+        return sparse.vstack(blocks, format="csr")
+    return np.vstack([block if isinstance(block, np.ndarray) else block.toarray() for block in blocks])
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows and balls in the form the algorithms use.

@@ -25,7 +25,7 @@ class SFLCBState(NamedTuple):
 
 
 class SFLCB(AbstractSolver):
-    """Single-loop first-order method (Shen et al. 2025) for strongly convex g; no guarantee beyond the step-size theory.
+    """Single-loop first-order method (Shen et al. 2025) for strongly convex g; guaranteed only with theory steps.
 
     It descends in x, y and the slack s_y, and ascends in z, s_z, on the augmented Lagrangian
 
@@ -67,9 +67,8 @@ class SFLCB(AbstractSolver):
         eta_u: float = 0.01,
         eta_v: float = 0.01,
     ):
-        values = dict(
-            delta=delta, rho1=rho1, rho2=rho2, eta_x=eta_x, eta_y=eta_y, eta_z=eta_z, eta_u=eta_u, eta_v=eta_v
-        )
+        values = {"delta": delta, "rho1": rho1, "rho2": rho2}
+        values |= {"eta_x": eta_x, "eta_y": eta_y, "eta_z": eta_z, "eta_u": eta_u, "eta_v": eta_v}
         for name, value in values.items():
             smallest_allowed = "a number >= 0" if name.startswith("rho") else "a number > 0"
             wrong = ValueError(f"SFLCB: expected {smallest_allowed} for {name}, got {value}.")

@@ -1,13 +1,14 @@
 """The lower level in the space of its rows.
 
-With H the lower Hessian, all rows stacked in R (equalities first, then one-sided inequalities ``R y + N x <= c`` scaled to
-unit length), and y0 the point of expansion, the minimiser under multipliers ``force`` is
+With H the lower Hessian, all rows stacked in R (equalities first, then one-sided inequalities ``R y + N x <= c`` scaled
+to unit length), and y0 the point of expansion, the minimiser under multipliers ``force`` is
 
     y = y_free - H^-1 R' force,       y_free = y0 - H^-1 grad_y g(x, y0),
 
-and the rows take the values ``R y + N x - c = free - S force`` with the compliance ``S = R H^-1 R'``. The lower level is then
-the linear complementarity problem ``0 <= force  _|_  free - S force <= 0`` in as many unknowns as there are rows, and x
-enters through ``slope = d free / dx = N - R H^-1 G`` alone. For quadratic g, H^-1 R', S and slope are computed once.
+and the rows take the values ``R y + N x - c = free - S force`` with the compliance ``S = R H^-1 R'``. The lower level
+is then the linear complementarity problem ``0 <= force  _|_  free - S force <= 0`` in as many unknowns as there are
+rows, and x enters through ``slope = d free / dx = N - R H^-1 G`` alone. For quadratic g, H^-1 R', S and slope are
+computed once.
 """
 
 import dataclasses
@@ -139,16 +140,13 @@ class LowerModel:
                 return LowerPoint(x, target, force, values, held, self.expand(x, target), float(worst))
             # Both ends satisfy the rows once y does, so g itself is the merit function.
             step, feasible = target - y, np.all(rows.R @ y + rows.N @ x - rows.c <= 1e-9)
-            length = 1.0
-            while length > 1e-10:
-                trial = y + length * step
-                trial_value = self.flat.value("lower", x, trial)
-                slope = 1e-4 * length * float(gradient @ step)
-                if np.isfinite(trial_value) and (not feasible or trial_value <= value + slope + 1e-14 * abs(value)):
+            for length in 0.5 ** np.arange(35):
+                trial_value = self.flat.value("lower", x, y + length * step)
+                enough = value + 1e-4 * length * float(gradient @ step) + 1e-14 * abs(value)
+                if np.isfinite(trial_value) and (not feasible or trial_value <= enough):
+                    y, value = y + length * step, trial_value
                     break
-                length *= 0.5
-            y, value = y + length * step, trial_value
-            if not np.isfinite(value):
+            else:
                 return None
         return None
 
@@ -221,7 +219,6 @@ def centre(
     barrier: float,
     softness: float,
     start: tuple[np.ndarray, np.ndarray] | None = None,
-    tolerance: float = 1e-7,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (force, slack) on the central path of the softened complementarity problem.
 
@@ -233,22 +230,26 @@ def centre(
     matrix = compliance + softness * np.eye(count)
     scale = 1 + np.abs(free).max()
     if start is None:
-        level = np.sqrt(max(barrier, 1e-2 * scale))
-        force = np.where(inequality, level, 0.0)
-        slack = np.where(inequality, np.maximum(-free, level), 0.0)
+        pressure = max(np.abs(free).max() / (softness + np.diag(compliance).mean() + 1e-300), np.sqrt(barrier))
+        force = np.where(inequality, pressure, 0.0)
+        slack = np.where(inequality, np.maximum(-free, scale), 0.0)
     else:
         force, slack = (part.copy() for part in start)
         floor = 1e-3 * np.sqrt(barrier)
         force[inequality], slack[inequality] = (np.maximum(v[inequality], floor) for v in (force, slack))
     open_rows = np.flatnonzero(inequality)
+    length = 1.0
     for _ in range(_MAX_CENTRING):
         residual = free - matrix @ force + slack
         product = force[open_rows] * slack[open_rows]
         average = product.mean() if len(open_rows) else 0.0
         off = np.abs(product - barrier).max(initial=0.0)
-        if np.abs(residual).max() <= tolerance * 1e-2 * scale and off <= tolerance * 1e2 * max(barrier, 1e-300) + 1e-15:
+        # A slack that is a difference of large numbers is known to rounding only.
+        rounding = 1e-13 * scale * np.abs(force).max(initial=0.0)
+        if np.abs(residual).max() <= 1e-9 * scale + rounding and off <= 1e-5 * barrier + rounding:
             return force, slack
-        aim = max(barrier, 0.1 * average)
+        # After a short step the point is too close to the boundary: centre before going on.
+        aim = max(barrier, (0.1 if length > 0.3 else 1.0) * average)
         diagonal = np.zeros(count)
         diagonal[open_rows] = slack[open_rows] / force[open_rows]
         try:

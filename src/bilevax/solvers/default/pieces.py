@@ -1,10 +1,10 @@
 """Exact descent on the pieces of Phi: a trust-region SQP that knows the kinks.
 
-At an exact lower-level point some rows are *held* (positive force), some *undecided* (value and force both zero: x lies on a
-kink), the rest open. Rows being affine, a step d of x and forces on the undecided rows predict every row's value and every held
-row's force by linear functions. The step minimises a quadratic model of f under those predictions: open rows stay
-below zero, held forces above, undecided rows may do either. If the model uses an undecided row both ways at once, the
-row is put on the side it leans to and the model solved again. Exact evaluation of Phi decides whether the step is taken.
+At an exact lower-level point some rows are *held* (positive force), some *undecided* (value and force both zero: x lies
+on a kink), the rest open. Rows being affine, a step d of x and forces on the undecided rows predict every row's value
+and every held row's force by linear functions. The step minimises a quadratic model of f under those predictions: open
+rows stay below zero, held forces above, undecided rows may do either. If the model uses an undecided row both ways at
+once, the row is put on a side and the model solved again. Exact evaluation of Phi decides whether a step is taken.
 """
 
 import dataclasses
@@ -132,8 +132,8 @@ class _Step:
 def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: float, margin: float) -> _Step | None:
     """Return a step that some piece promises to be worth taking, or None when no piece promises any descent.
 
-    The model lets undecided rows be open and pressed at once, so it promises too much. Where it uses that, its children put
-    all such rows on the sides they lean to, or the worst of them on the other side.
+    The model lets undecided rows be open and pressed at once, so it promises too much. Where it uses that, its
+    children put all such rows on the sides they lean to, or the worst of them on the other side.
     """
     lower, rows = point.lower, model.rows
     size = 1 + np.abs(lower.y).max(initial=0.0)

@@ -71,23 +71,13 @@ def _dense(
             break
         back = sla.lu_solve if fixed else sla.cho_solve
 
-        def direction(aim: Any, factor: Any = factor, back: Any = back, dual: Any = dual) -> tuple[np.ndarray, ...]:
-            product = force * slack - aim
-            side = -dual - rows.T @ ((force * primal - product) / slack)
-            step = back(factor, np.concatenate([side, -level_gap]) if fixed else side, check_finite=False)
-            moved = -primal - rows @ step[:size]
-            return step[:size], step[size:], moved, (-product - force * moved) / slack
-
-        def longest(moved: np.ndarray, pushed: np.ndarray) -> float:
-            ratios = [-v[d < 0] / d[d < 0] for v, d in ((slack, moved), (force, pushed))]
-            return min(1.0, *(float(r.min(initial=np.inf)) for r in ratios))
-
-        _, _, moved, pushed = direction(0.0)
-        length = longest(moved, pushed)
+        state = (rows, force, slack, dual, primal, level_gap)
+        _, _, moved, pushed = _direction(back, factor, state, 0.0)
+        length = min(_reach(slack, moved), _reach(force, pushed))
         left = float((slack + length * moved) @ (force + length * pushed)) / max(count, 1)
         centring = min(1.0, (left / average) ** 3) if average > 0 else 0.0
-        step, step_nu, moved, pushed = direction(centring * average - moved * pushed)
-        length = min(1.0, 0.995 * longest(moved, pushed))
+        step, step_nu, moved, pushed = _direction(back, factor, state, centring * average - moved * pushed)
+        length = min(1.0, 0.995 * min(_reach(slack, moved), _reach(force, pushed)))
         if not np.isfinite(step).all():
             break
         v, nu, slack, force = v + length * step, nu + length * step_nu, slack + length * moved, force + length * pushed
@@ -99,6 +89,22 @@ def _dense(
     pressed[above] += (force > slack)[:split]
     pressed[below] -= (force > slack)[split:]
     return v, multipliers, pressed
+
+
+def _direction(back: Any, factor: Any, state: tuple[np.ndarray, ...], aim: Any) -> tuple[np.ndarray, ...]:
+    """Return the Newton step in v, nu, slack and force towards ``force * slack = aim``."""
+    rows, force, slack, dual, primal, level_gap = state
+    product = force * slack - aim
+    side = -dual - rows.T @ ((force * primal - product) / slack)
+    step, step_nu = np.split(back(factor, np.concatenate([side, -level_gap]), check_finite=False), [len(dual)])
+    moved = -primal - rows @ step
+    return step, step_nu, moved, (-product - force * moved) / slack
+
+
+def _reach(value: np.ndarray, step: np.ndarray) -> float:
+    """Return how far a positive vector may go along a step before an entry turns zero, at most 1."""
+    shrinking = step < -value
+    return min(1.0, float(np.min(-value[shrinking] / step[shrinking], initial=1.0)))
 
 
 def _sparse(
@@ -229,10 +235,5 @@ class UpperSet:
                 normals = np.vstack([normals, row])
         if len(normals) == 0:
             return normals
-        left, singular, right = np.linalg.svd(normals, full_matrices=False)
-        del left
+        _, singular, right = np.linalg.svd(normals, full_matrices=False)
         return right[singular > 1e-10 * singular.max()]
-
-    def violation(self, x: np.ndarray) -> float:
-        """Return the distance of x from X."""
-        return float(np.linalg.norm(self.project(x) - x))

@@ -1,7 +1,8 @@
 """Phi smoothed by the lower level's central path, and its descent.
 
-For a barrier mu and a softness eps the rows carry ``force * slack = mu`` and may give way by ``eps * force``: an answer y(x) exists
-for every x, is unique and smooth, and its gradient costs one more solve with the factor at hand. The smoothed objective is
+For a barrier mu and a softness eps the rows carry ``force * slack = mu`` and may give way by ``eps * force``: an answer
+y(x) exists for every x, is unique and smooth, and its gradient costs one more solve with the factor at hand. The
+smoothed objective is
 
     f(x, y(x)) + kappa * eps * sum(force),
 
@@ -134,7 +135,7 @@ class History:
 def smooth_descent(
     model: LowerModel, upper: UpperSet, point: SmoothPoint, smoothing: Smoothing, iterations: int = 40
 ) -> Iterator[SmoothPoint]:
-    """Yield points that descend on the smoothed objective over X, until its projected gradient has fallen twentyfold."""
+    """Yield points that descend on the smoothed objective, until its projected gradient has fallen twentyfold."""
     history, values = History(), [point.value]
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
     target = 0.05 * max(measure(point), 1e-6 * (1 + np.linalg.norm(point.gradient)))

@@ -1,7 +1,7 @@
 """`Default`: the method behind ``solve(problem, x0)``, in the order in which one would explain it.
 
 1. *Start*: project x0 onto X; where the lower level is infeasible there, move to the nearest x where it is not.
-2. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, to land in a good basin.
+2. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
 3. *Exact descent*: from there, and from the start itself, descend on the exact pieces of Phi to a first-order point.
 4. Return the better of the two. The certificate, which shares none of this code, is the driver's business.
 """
@@ -73,9 +73,9 @@ class Default:
             if isinstance(basin, SmoothPoint):
                 yield Snapshot(basin.x, basin.y, "smooth descent", basin.value, exact=False)
                 continue
-            point = basin
-            finished = False
-            for point, finished in exact_descent(model, upper, basin, rtol):
+            point, finished = basin, False
+            for step in exact_descent(model, upper, basin, rtol):
+                point, finished = step
                 yield _snapshot(point, "exact descent")
             if (finished, -point.value) > (converged, -best.value):
                 best, converged = point, finished
@@ -100,23 +100,39 @@ class Default:
         force = max(lower.force[inequality].max(), 1e-3 * pull, 1e-6)
         room = np.median(np.abs(lower.value[inequality])) + 1e-3
         softness = 1e-3 * float(np.diag(lower.expansion.compliance)[inequality].mean())
-        x, y, kappa = lower.x, lower.y, 0.0
-        for stage in range(self.stages):
-            shrink = 0.1**stage
-            smoothing = Smoothing(10 * force * room * shrink, softness * shrink, kappa)
-            point = evaluate(model, x, smoothing, None, y)
+        smoothing = Smoothing(10 * force * room, softness, kappa=0.0)
+        point = evaluate(model, lower.x, smoothing, None, lower.y)
+        if point is None:
+            return
+        smoothing = dataclasses.replace(smoothing, kappa=_price(point, inequality))
+        stage = 0
+        for _ in range(3 * self.stages):
+            point = evaluate(model, point.x, smoothing, point, point.y)
             if point is None:
                 return
-            if stage == 0:
-                # Leaving the feasible set has to cost more than the rows' typical marginal value.
-                kappa = 2 * float(np.quantile(np.abs(point.sensitivity[inequality]), 0.75))
-                smoothing = dataclasses.replace(smoothing, kappa=kappa)
-                point = evaluate(model, x, smoothing, point, y)
-                if point is None:
-                    return
-            for point in smooth_descent(model, upper, point, smoothing):
-                yield point
-            x, y = point.x, point.y
+            for step in smooth_descent(model, upper, point, smoothing):
+                yield step
+                point = step
+            tighter = dataclasses.replace(smoothing, barrier=0.1 * smoothing.barrier, softness=0.1 * smoothing.softness)
+            stiff = evaluate(model, point.x, tighter, None, point.y)
+            if stiff is None:
+                return
+            if stiff.force.max() > 3 * point.force.max():
+                # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
+                smoothing = dataclasses.replace(smoothing, kappa=max(5 * smoothing.kappa, _price(point, inequality)))
+                continue
+            stage += 1
+            if stage == self.stages:
+                return
+            # Where x0 hardly touched its rows, the forces met on the way are the better scale.
+            grown = float(np.clip(np.quantile(point.force[inequality], 0.9) / force, 1.0, 10.0))
+            force *= grown
+            smoothing = dataclasses.replace(tighter, barrier=grown * tighter.barrier)
+
+
+def _price(point: SmoothPoint, inequality: np.ndarray) -> float:
+    """Return a price for leaving the feasible set: above the rows' typical marginal value."""
+    return 2 * float(np.quantile(np.abs(point.sensitivity[inequality]), 0.75))
 
 
 _SMALL = 1500
@@ -142,7 +158,7 @@ def _feasible_start(model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.nda
 
 
 def _nearest_feasible(flat: FlatProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the nearest x in X with some y in Y that satisfies the rows: a projection in (x, y), since rows are affine."""
+    """Return the nearest x in X for which some y in Y satisfies the rows: a projection in (x, y), rows being affine."""
     rows, y_rows, x_rows = flat.rows, flat.y_rows, flat.x_rows
     empty = sp.csr_matrix
     matrix = sp.vstack(
