@@ -14,14 +14,15 @@ from typing import Any
 # Before NumPy is loaded: idle threads of its BLAS spin, and would disturb whoever takes the next turn.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from cases.case import Case  # noqa: E402
-from cases.network import network  # noqa: E402
-from cases.svm import svm  # noqa: E402
-from cases.toy import toy  # noqa: E402
-from data import nine_nodes, sioux_falls  # noqa: E402
-from kernels import aligned  # noqa: E402
+import jax
+import numpy as np
+
+from cases.case import Case
+from cases.network import network
+from cases.svm import svm
+from cases.toy import toy
+from data import nine_nodes, sioux_falls
+from kernels import aligned
 
 _AGREEMENT_STEPS, _AGREEMENT = 50, 1e-9
 _COLUMNS = ("C us", "JAX us", "NumPy us", "JAX/C", "NumPy/JAX", "target")

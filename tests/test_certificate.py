@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import bilevax as bx
 from known import (
     RECORDS,
     SMALL,
@@ -25,8 +27,6 @@ from known import (
     valley,
 )
 
-import bilevax as bx
-
 STATIONARY = 1e-7
 NOT_STATIONARY = 1e-2
 
@@ -38,7 +38,7 @@ def leaves_close(found, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-# --- the problem library --------------------------------------------------------------------------------------------
+# --- the problem library
 
 
 @each_record()
@@ -173,7 +173,7 @@ def test_stationarity_says_whether_there_is_descent(name):
             assert certificate.stationarity < 1e-3, (x, slopes)
 
 
-# --- textbook problems ----------------------------------------------------------------------------------------------
+# --- textbook problems
 
 
 @pytest.mark.parametrize("case", TEXTBOOK, ids=lambda case: case.name)
@@ -210,7 +210,7 @@ def test_toy_minima_are_stationary(minimum):
     assert bx.certify(problem, min(minimum + 0.05, 3.0)).stationarity > NOT_STATIONARY
 
 
-# --- kinks ----------------------------------------------------------------------------------------------------------
+# --- kinks
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_one_kink_shared_by_many_rows():
     assert bx.certify(make(-1.0), 0.0).stationarity > NOT_STATIONARY
 
 
-# --- the border of feasibility ----------------------------------------------------------------------------------------
+# --- the border of feasibility
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def share_and_free(x, y, data):
     return data[0] * x["share"] + data[1] * x["free"]
 
 
-# --- other lower levels -----------------------------------------------------------------------------------------------
+# --- other lower levels
 
 
 def test_merely_convex_lower_level_is_not_called_unique():
@@ -475,7 +475,7 @@ def test_hypergradient_through_each_y_set(y_set, nearest):
     )
 
 
-# --- fields -------------------------------------------------------------------------------------------------------------
+# --- fields
 
 
 @pytest.mark.parametrize("delta", [0.5, 0.1, 1e-3])
@@ -517,7 +517,7 @@ def test_certificate_prints():
         assert word in text
 
 
-# --- precision and JAX's settings ---------------------------------------------------------------------------------------
+# --- precision and JAX's settings
 
 
 def same(a, b):

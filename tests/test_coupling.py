@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - one mistake a line, with the message it gets
 import jax
 import jax.numpy as jnp
 import lineax as lx
@@ -120,7 +121,7 @@ def test_multipliers_come_back_in_the_form_of_the_coupling():
     assert len(bx.certify(make([alone]), [1.0]).multipliers) == 1
 
 
-# --- validation ---------------------------------------------------------------------------------------------------------
+# --- validation
 
 
 @pytest.mark.parametrize(

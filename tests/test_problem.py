@@ -1,11 +1,12 @@
+# ruff: noqa: E501 - one mistake a line, with the message it gets
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from known import toy
 
 import bilevax as bx
 from bilevax.problem import validate
+from known import toy
 
 
 def upper(x, y):

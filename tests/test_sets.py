@@ -210,7 +210,7 @@ def test_gradient_through_the_ball_is_finite_at_its_center():
     np.testing.assert_allclose(gradient, [1.0, 1.0])
 
 
-# --- validation -------------------------------------------------------------------------------------------------------
+# --- validation
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from known import TOY_MINIMA, toy
 
 import bilevax as bx
+from known import TOY_MINIMA, toy
 
 PARAMETERS = {
     "delta": 0.13,
@@ -39,7 +39,7 @@ class Case:
 
 
 def algorithm_1(case: Case, steps: int, delta, rho1, rho2, eta_x, eta_y, eta_z, eta_u, eta_v):
-    """The paper's Algorithm 1 as printed, in its own letters: alpha and beta are the slacks minus nothing, y' = (y, alpha)."""
+    """The paper's Algorithm 1 as printed: y' = (y, alpha), z' = (z, beta), the slacks in the units of the rows."""
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(float)
     x = case.project_x(flat(case.x0))
     y = case.project_y(flat(case.y0))
@@ -135,7 +135,7 @@ def trees() -> Case:
     upper = np.r_[np.full(4, 0.5), 0.2]
 
     def rows(x, y):
-        first, (second, third) = y
+        first, (second, _) = y
         return {"w": jnp.einsum("ijk,k->ij", dense, second) + first + jnp.arange(4.0).reshape(2, 2) * x["p"] + 7.0}
 
     problem = bx.BilevelProblem(

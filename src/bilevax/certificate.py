@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._threads import blas_threads
 from bilevax.convex import ConvexSolution, Outcome
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_flat, wrap
@@ -138,13 +139,17 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
     flat = FlatProblem(problem, point, y_like)
     x_flat = _trees.flatten_host(point)
     start = None if guess is None else _trees.flatten_host(guess)
+    with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
+        return _certify(flat, x_flat, start, None if delta is None else float(delta))
+
+
+def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
     lower = solve_flat(flat, x_flat, start)
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
     solved = lower.outcome is Outcome.OPTIMAL
     value = flat.value("upper", x_flat, lower.y) if solved else (np.nan if feasible else np.inf)
     quality = measure(flat, x_flat, lower) if solved else _NOTHING
-    delta = None if delta is None else float(delta)
     return Certificate(
         value=value,
         y=answer.y,

@@ -7,14 +7,13 @@
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from threadpoolctl import ThreadpoolController
 
+from bilevax._threads import blas_threads
 from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem
 from bilevax.solvers.default.lower import LowerModel
@@ -54,9 +53,7 @@ class Default:
     ) -> Iterator[Snapshot]:
         """Yield a snapshot after each step; the last one is the answer. A ``settled`` start skips the smoothing."""
         model, upper = LowerModel(flat), UpperSet(flat.x_rows)
-        # Small matrices gain nothing from threads, and lose everything on a busy machine.
-        small = flat.n_x + flat.n_y + model.rows.count <= _SMALL
-        with _threads().limit(limits=1 if small else None, user_api="blas"):
+        with blas_threads(max(flat.n_x, flat.n_y, model.rows.count)):
             yield from self._search(model, upper, x0, y0, rtol, settled)
 
     def _search(
@@ -133,14 +130,6 @@ class Default:
 def _price(point: SmoothPoint, inequality: np.ndarray) -> float:
     """Return a price for leaving the feasible set: above the rows' typical marginal value."""
     return 2 * float(np.quantile(np.abs(point.sensitivity[inequality]), 0.75))
-
-
-_SMALL = 1500
-
-
-@functools.cache
-def _threads() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 def _snapshot(point: Evaluated, phase: str) -> Snapshot:
