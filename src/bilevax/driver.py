@@ -125,7 +125,6 @@ def solve(
         method = Default() if solver is None else solver
         if not isinstance(method, AbstractSolver | Default):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
-        method.check(problem)
         limit = method.default_max_steps if max_steps is None else int(max_steps)
         watch = _Watch(began, limit, time_limit, callback, progress)
         if isinstance(method, Default):
@@ -133,6 +132,7 @@ def solve(
                 raise ValueError("checkpoint, resume: not for the default solver yet; it expects a SFLCB(...) run.")
             ending = _search(problem, method, x, y_like, y, warm_start, rtol, watch)
         else:
+            method.check(problem)
             save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
             load = None if resume is None else lambda loop: checkpoints.load(resume, loop, problem, solver)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, load, save)

@@ -15,7 +15,6 @@ import scipy.sparse as sp
 
 from bilevax._threads import blas_threads
 from bilevax.derivatives import FlatProblem
-from bilevax.problem import BilevelProblem
 from bilevax.solvers.default.lower import LowerModel
 from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
@@ -45,13 +44,18 @@ class Default:
     default_max_steps: ClassVar[int] = 2000
     stages: ClassVar[int] = 6
 
-    def check(self, problem: BilevelProblem) -> None:
-        """Raise a `ValueError` if the method cannot handle the problem."""
-
     def search(
         self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
     ) -> Iterator[Snapshot]:
         """Yield a snapshot after each step; the last one is the answer. A ``settled`` start skips the smoothing."""
+        rows = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0]
+        if max(flat.n_x, flat.n_y, rows) > _LARGEST:
+            raise ValueError(
+                f"solver: the default factorises dense matrices and expects at most {_LARGEST} variables and rows; got "
+                f"{flat.n_x} in x, {flat.n_y} in y and {rows} rows. Use a first-order solver such as SFLCB(...)."
+            )
+        if flat.y_rows.balls:
+            raise ValueError("y_set: the default does not handle a Ball as Y yet; use SFLCB(...).")
         model, upper = LowerModel(flat), UpperSet(flat.x_rows)
         with blas_threads(max(flat.n_x, flat.n_y, model.rows.count)):
             yield from self._search(model, upper, x0, y0, rtol, settled)
@@ -125,6 +129,9 @@ class Default:
             grown = float(np.clip(np.quantile(point.force[inequality], 0.9) / force, 1.0, 10.0))
             force *= grown
             smoothing = dataclasses.replace(tighter, barrier=grown * tighter.barrier)
+
+
+_LARGEST = 6000
 
 
 def _price(point: SmoothPoint, inequality: np.ndarray) -> float:
