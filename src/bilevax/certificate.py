@@ -14,7 +14,7 @@ from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_flat, wrap
 from bilevax.problem import BilevelProblem, validate
 from bilevax.solution import Status, summarise
-from bilevax.stationarity import Stationarity, measure
+from bilevax.stationarity import Stationarity, measure, value_spread
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,
@@ -23,6 +23,7 @@ _FAILURES = {
     Outcome.INACCURATE: Status.STALLED,
 }
 _LOWER_TOLERANCE = 1e-7
+_VALUE_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Certificate:
         smallest uniform relaxation of the rows that would make it feasible, in the rows' own units.
     lower_unique
         Whether y is known to be the only minimiser. If not, Phi(x) may depend on which one the lower level takes.
+    value_spread
+        How far f is seen to move over the minimisers of the lower level; 0 where y is the only one.
     x_infeasibility
         Distance of x from X.
     hypergradient
@@ -70,6 +73,7 @@ class Certificate:
     lower_infeasibility: float
     lower_complementarity: float
     lower_unique: bool
+    value_spread: float
     x_infeasibility: float
     hypergradient: PyTree | None
     stationarity: float
@@ -84,13 +88,17 @@ class Certificate:
     failure: Status | None
 
     def confirms(self, rtol: float) -> bool:
-        """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol)."""
+        """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol).
+
+        Where the lower level has several minimisers, f has to agree on them (1e-6, relative).
+        """
         return bool(
             self.failure is None
             and self.lower_feasible
             and np.isfinite(self.value)
             and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= _LOWER_TOLERANCE
             and self.x_infeasibility <= _LOWER_TOLERANCE
+            and self.value_spread <= _VALUE_TOLERANCE * (1 + abs(self.value))
             and self.stationarity <= rtol
         )
 
@@ -104,7 +112,7 @@ class Certificate:
             ("Phi(x)", f"{self.value:.10g}"),
             ("y*(x)", summarise(self.y)),
             ("lower level", ("feasible; " if self.lower_feasible else "INFEASIBLE; ") + residuals),
-            ("y* unique", "yes" if self.lower_unique else "not proven"),
+            ("y* unique", "yes" if self.lower_unique else f"not proven; f moves by {self.value_spread:.2g} over them"),
             ("stationarity", f"{self.stationarity:.3g} (test: {self.stationarity_test})"),
             ("hypergradient", "none here" if self.hypergradient is None else summarise(self.hypergradient)),
             (
@@ -159,6 +167,7 @@ def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, de
         lower_infeasibility=lower.infeasibility if feasible else lower.relaxation,
         lower_complementarity=lower.complementarity,
         lower_unique=lower.unique,
+        value_spread=value_spread(flat, x_flat, lower) if solved else np.inf,
         x_infeasibility=_distance_from_x(flat, x_flat),
         hypergradient=None if quality.hypergradient is None else flat.x_tree(quality.hypergradient),
         stationarity=quality.value,

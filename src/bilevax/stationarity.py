@@ -47,6 +47,7 @@ _MAX_PIECES = 1024
 _FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
 _MAX_OPTIONAL = 100
 _SAMPLES = 256
+_MAX_SPREAD = 5000
 _MAX_DENSE = 4_000_000
 
 
@@ -109,6 +110,47 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
             break
     assert best is not None
     return best
+
+
+def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
+    """Return how far f is seen to move over the minimisers of the lower level; 0 where there is only one.
+
+    A minimiser y + v has H v = 0, keeps the rows that carry a force, and satisfies the others. If f does not move along
+    a random direction of that kind it depends on none of them; otherwise corners of the set of minimisers are tried.
+    """
+    if lower.unique:
+        return 0.0
+    active = _active_rows(flat, x, lower, 1e-7)
+    held = active.a[active.equality | (active.multiplier > 1e-7 * _force_scale(flat, x, lower))]
+    fixed = sp.vstack([flat.hessian("lower", "y", "y", x, lower.y), held], format="csr")
+    random = np.random.default_rng(0)
+    reach = 1 + np.abs(lower.y).max(initial=0.0)
+    here = flat.value("upper", x, lower.y)
+    moved = lambda v: abs(flat.value("upper", x, lower.y + v) - here)
+    free = _project_out(fixed, random.standard_normal(flat.n_y))
+    small = 1e-9 * (1 + abs(here))
+    if np.abs(free).max() <= 1e-8 or max(moved(0.1 * reach * free), moved(-0.1 * reach * free)) <= small:
+        return 0.0
+    if flat.n_y > _MAX_SPREAD:
+        return np.inf
+    a, b, low, high = _stacked(flat, x)
+    image = a @ lower.y + b @ x
+    finite = [np.isfinite(high), np.isfinite(low)]
+    rows = sp.vstack([a[finite[0]], -a[finite[1]]])
+    room = np.maximum(np.concatenate([(high - image)[finite[0]], (image - low)[finite[1]]]), 0.0)
+    f_y = flat.gradients("upper", x, lower.y)[1]
+    corners = [
+        linprog(cost, A_ub=rows, b_ub=room, A_eq=fixed, b_eq=np.zeros(fixed.shape[0]), bounds=(-reach, reach))
+        for cost in (f_y, -f_y, *random.standard_normal((4, flat.n_y)))
+    ]
+    return float(max(moved(corner.x) if corner.status == 0 else np.inf for corner in corners))
+
+
+def _project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
+    """Return the part of a vector on which all rows vanish."""
+    if rows.shape[0] * rows.shape[1] <= _MAX_DENSE:
+        return vector - rows.T @ np.linalg.lstsq(rows.T.toarray(), vector, rcond=1e-10)[0]
+    return vector - rows.T @ spl.lsmr(rows.T, vector, atol=1e-13, btol=1e-13, maxiter=20_000)[0]
 
 
 def _measure_with(point: _Point, active: _Active, weak: np.ndarray, margin: float) -> Stationarity:
@@ -304,12 +346,7 @@ def _smallest_singular_value(a: sp.csr_matrix) -> float:
 def _unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
     """Return which rows have a unique multiplier: those that vanish in a random vector of the null space of a'."""
     random = np.random.default_rng(0).standard_normal(a.shape[0])
-    if a.shape[0] * a.shape[1] <= _MAX_DENSE:
-        dense = a.toarray()
-        solution = np.linalg.lstsq(dense, random, rcond=1e-10)[0]
-    else:
-        solution = spl.lsmr(a, random, atol=1e-13, btol=1e-13, maxiter=20_000)[0]
-    return np.abs(random - a @ solution) <= 1e-7
+    return np.abs(_project_out(sp.csr_matrix(a.T), random)) <= 1e-7
 
 
 def _resolve_multipliers(active: _Active, unique: np.ndarray, weak: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

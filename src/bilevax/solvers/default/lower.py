@@ -124,6 +124,8 @@ class LowerModel:
         for _ in range(_MAX_NEWTON):
             expansion = self.expand(x, y)
             gradient = self.flat.gradients("lower", x, y)[1]
+            if not np.isfinite(gradient).all():
+                return None
             free_y = y - expansion.solve(gradient)
             free = rows.R @ free_y + rows.N @ x - rows.c
             solved = solve_complementarity(expansion.compliance, free, rows.inequality, held)

@@ -54,6 +54,8 @@ def evaluate(
         except (FloatingPointError, np.linalg.LinAlgError):
             return None
         gradient = flat.gradients("lower", x, y)[1]
+        if not np.isfinite(gradient).all():
+            return None
         free_y = y - expansion.solve(gradient)
         free = rows.R @ free_y + rows.N @ x - rows.c
         centred = (np.zeros(0), np.zeros(0))
@@ -84,6 +86,8 @@ def _finish(
 ) -> SmoothPoint | None:
     rows, flat, expansion = model.rows, model.flat, model.expand(x, y)
     f_x, f_y = flat.gradients("upper", x, y)
+    if not (np.isfinite(f_x).all() and np.isfinite(f_y).all()):
+        return None
     adjoint = expansion.solve(f_y)
     price = smoothing.kappa * smoothing.softness * rows.inequality
     gradient = f_x - expansion.mixed.T @ adjoint
