@@ -90,7 +90,7 @@ def _feed(digest: Any, tree: Any, seen: set[int]) -> None:
             digest.update(leaf.co_code)
             _feed(digest, [leaf.co_names, leaf.co_consts], seen)
         elif hasattr(leaf, "__code__"):
-            # Numbers live in the constants and in what the function closes over (itself, perhaps), not in its byte code.
+            # Numbers live in the constants and in what a function closes over (itself, perhaps), not in its byte code.
             if id(leaf) not in seen:
                 seen.add(id(leaf))
                 cells = [cell.cell_contents for cell in leaf.__closure__ or ()]

@@ -220,8 +220,8 @@ def _advance(problem: BilevelProblem, solver: AbstractSolver, loop: _Loop, limit
         proceed, lambda loop: look(loop, jax.lax.fori_loop(0, block, step, loop.state), block), loop
     )
     rest = jnp.where(loop.converged | loop.diverged, 0, jnp.clip(limit - loop.steps, 0, block))
-    finished = look(loop, jax.lax.fori_loop(0, rest, step, loop.state), rest)
-    return jax.tree.map(lambda new, old: jnp.where(rest > 0, new, old), finished, loop)
+    finish = lambda loop: look(loop, jax.lax.fori_loop(0, rest, step, loop.state), rest)
+    return jax.lax.cond(rest > 0, finish, lambda loop: loop, loop)
 
 
 def _start(

@@ -169,8 +169,9 @@ def _measure_with(point: _Point, active: _Active, weak: np.ndarray, margin: floa
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     scale = 1 + max([np.linalg.norm(point.f_x), *norms])
     strong = _strong_distance(point, active, weak, sometimes)
-    solved = strong is not None and strong / scale <= _GOOD
-    candidates = [] if strong is None else [(strong, "strong")]
+    strong = np.inf if strong is None else strong
+    solved = strong / scale <= _GOOD
+    candidates = [(strong, "strong")] if np.isfinite(strong) else []
     if solved and weak.sum() > _FEW_WEAK:
         return found(strong / scale, "strong")
     pieces, complete = _adjacent_pieces(point, active, weak, unique)
