@@ -4,6 +4,7 @@ from bilevax.certificate import Certificate, certify
 from bilevax.coupling import AffineCoupling, LinearCoupling
 from bilevax.driver import Progress, RunResult, run, solve
 from bilevax.lower_level import LowerSolution, solve_lower_level
+from bilevax.multistart import Multistart, multistart
 from bilevax.problem import BilevelProblem
 from bilevax.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex
 from bilevax.solution import Solution, Status
@@ -21,6 +22,7 @@ __all__ = [
     "Free",
     "LinearCoupling",
     "LowerSolution",
+    "Multistart",
     "NonNegative",
     "Polyhedron",
     "Product",
@@ -30,6 +32,7 @@ __all__ = [
     "Solution",
     "Status",
     "certify",
+    "multistart",
     "run",
     "solve",
     "solve_lower_level",

@@ -126,18 +126,18 @@ def solve(
         if not isinstance(method, AbstractSolver | Default):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
         limit = method.default_max_steps if max_steps is None else int(max_steps)
-        watch = _Watch(began, limit, time_limit, callback, progress)
+        watch = Watch(began, limit, time_limit, callback, progress)
         if isinstance(method, Default):
             if checkpoint is not None or resume is not None:
                 raise ValueError("checkpoint, resume: not for the default solver yet; it expects a SFLCB(...) run.")
-            ending = _search(problem, method, x, y_like, y, warm_start, rtol, watch)
+            ending = search(problem, method, x, y_like, y, warm_start, rtol, watch)
         else:
             method.check(problem)
             save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
             load = None if resume is None else lambda loop: checkpoints.load(resume, loop, problem, solver)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, load, save)
         certificate = certify(problem, ending.x, ending.y, delta=getattr(method, "delta", None))
-        solution = _conclude(method, ending, certificate, watch, rtol)
+        solution = conclude(method, ending, certificate, watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
@@ -252,7 +252,7 @@ def _start(
     return _first(placed, solver, x, placed.y_set.project(y), rtol, atol)
 
 
-class _Watch:
+class Watch:
     """What looks at a run from outside: the clock, the step limit, the callback, the live line and the history."""
 
     def __init__(self, began: float, limit: int, time_limit: float | None, callback: Any, progress: bool | None):
@@ -295,7 +295,7 @@ class _Watch:
         )
 
 
-class _Ending(NamedTuple):
+class Ending(NamedTuple):
     """How a run came out, whichever solver ran."""
 
     x: PyTree
@@ -316,10 +316,10 @@ def _iterate(
     rtol: float,
     atol: float,
     dtype: Any,
-    watch: _Watch,
+    watch: Watch,
     load: Callable[[_Loop], _Loop] | None,
     save: Callable[[_Loop], None] | None,
-) -> _Ending:
+) -> Ending:
     """Run a compiled solver in chunks of about a quarter of a second until something ends the run."""
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     # As arrays they are traced: another tolerance or limit compiles nothing.
@@ -346,7 +346,7 @@ def _iterate(
         watch.ended = Status.INTERRUPTED
     watch.close()
     point = method.iterate(loop.state)
-    return _Ending(
+    return Ending(
         x=jax.tree.map(np.asarray, point.x),
         y=point.y,
         steps=int(loop.steps),
@@ -356,7 +356,7 @@ def _iterate(
     )
 
 
-def _search(
+def search(
     problem: BilevelProblem,
     solver: Default,
     x: PyTree,
@@ -364,8 +364,8 @@ def _search(
     y: PyTree | None,
     warm_start: Any,
     rtol: float,
-    watch: _Watch,
-) -> _Ending:
+    watch: Watch,
+) -> Ending:
     """Run the default on the host, a look after each of its steps."""
     if warm_start is not None:
         x, y = warm_start.x, warm_start.y
@@ -386,7 +386,7 @@ def _search(
     assert best is not None
     if best.final:
         watch.ended = None
-    return _Ending(
+    return Ending(
         x=flat.x_tree(best.x),
         y=flat.y_tree(best.y),
         steps=steps,
@@ -404,9 +404,10 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _conclude(
-    solver: AbstractSolver | Default, ending: _Ending, certificate: Certificate, watch: _Watch, rtol: float
+def conclude(
+    solver: AbstractSolver | Default, ending: Ending, certificate: Certificate, watch: Watch, rtol: float
 ) -> Solution:
+    """Return the solution that an ending and its certificate amount to."""
     status = _status(ending, watch.ended, certificate, rtol)
     stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
     numbers = (
@@ -429,7 +430,7 @@ def _conclude(
     )
 
 
-def _status(ending: _Ending, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
+def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
     if ending.failure is Status.DIVERGED:
         return Status.DIVERGED
     if certificate.failure is not None:

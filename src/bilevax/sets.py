@@ -24,6 +24,18 @@ class SetRows(NamedTuple):
     upper: np.ndarray
     balls: tuple[BallConstraint, ...] = ()
 
+    def intervals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bounds that rows with a single entry put on each variable."""
+        size = self.matrix.shape[1]
+        lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
+        first = self.matrix.indptr[:-1][np.diff(self.matrix.indptr) == 1]
+        single = np.diff(self.matrix.indptr) == 1
+        column, scale = self.matrix.indices[first], self.matrix.data[first]
+        ends = np.sort(np.stack([self.lower[single] / scale, self.upper[single] / scale]), axis=0)
+        np.maximum.at(lower, column, ends[0])
+        np.minimum.at(upper, column, ends[1])
+        return lower, upper
+
 
 class ConvexSet(eqx.Module):
     """A closed convex set with a cheap projection."""

@@ -133,12 +133,13 @@ class SFLCB(AbstractSolver):
     ) -> tuple[Array, dict[str, Array]]:
         """Test the KKT systems of y and z, and the projected gradient of Phi_delta.
 
-        With residuals in the largest-entry norm it stops when all of these hold:
+        With residuals in the largest-entry norm it stops when all of these hold, with t = min(1, delta) / 10 since the
+        gradient of Phi_delta sees the residuals of both systems divided by delta:
 
-            |h(x, y) - s_y|                               <= atol + rtol (1 + |h(x, y)|)     (and with z, s_z)
-            |y - P_Y(y - grad_y (delta f + g) - A'u)|     <= atol + rtol (1 + |A'u| + |grad_y g|)   (and with z, v)
-            |s_y - clip(s_y + u, lower, upper)|           <= atol + rtol (1 + |u|)           (and with s_z, v)
-            |x - P_X(x - grad Phi_delta)|                 <= atol + rtol (1 + |grad Phi_delta|)
+            |h(x, y) - s_y|                               <= t (atol + rtol (1 + |h(x, y)|))     (and with z, s_z)
+            |y - P_Y(y - grad_y (delta f + g) - A'u)|     <= t (atol + rtol (1 + |A'u| + |grad_y g|))   (and with z, v)
+            |s_y - clip(s_y + u, lower, upper)|           <= t (atol + rtol (1 + |u|))           (and with s_z, v)
+            |x - P_X(x - grad Phi_delta)|                 <= (atol + rtol (1 + |grad Phi_delta|)) / 2
         """
         x, y, z, s_y, s_z, u, v = state
         rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
@@ -150,17 +151,18 @@ class SFLCB(AbstractSolver):
         slack_y = _trees.subtract(s_y, _clip_rows(problem, rows_y, jax.tree.map(jnp.add, s_y, u)))
         slack_z = _trees.subtract(s_z, _clip_rows(problem, rows_z, jax.tree.map(jnp.add, s_z, v)))
         force_y, force_z = problem.adjoint_y(x, y, u), problem.adjoint_y(x, z, v)
+        tight = 0.1 * jnp.minimum(self.delta, 1.0)
         tests = {
-            "rows_y": (size(_trees.subtract(rows_y, s_y)), size(rows_y)),
-            "rows_z": (size(_trees.subtract(rows_z, s_z)), size(rows_z)),
-            "stationarity_y": (size(step_y), size(force_y) + size(_trees.subtract(grad_y, force_y))),
-            "stationarity_z": (size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z))),
-            "complementarity_y": (size(slack_y), size(u)),
-            "complementarity_z": (size(slack_z), size(v)),
-            "gradient": (size(step_x), size(grad_x) / self.delta),
+            "rows_y": (size(_trees.subtract(rows_y, s_y)), size(rows_y), tight),
+            "rows_z": (size(_trees.subtract(rows_z, s_z)), size(rows_z), tight),
+            "stationarity_y": (size(step_y), size(force_y) + size(_trees.subtract(grad_y, force_y)), tight),
+            "stationarity_z": (size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z)), tight),
+            "complementarity_y": (size(slack_y), size(u), tight),
+            "complementarity_z": (size(slack_z), size(v), tight),
+            "gradient": (size(step_x), size(grad_x) / self.delta, 0.5),
         }
-        done = jnp.stack([residual <= atol + rtol * (1 + scale) for residual, scale in tests.values()]).all()
-        record = {name: residual for name, (residual, _) in tests.items()}
+        done = jnp.stack([r <= factor * (atol + rtol * (1 + scale)) for r, scale, factor in tests.values()]).all()
+        record = {name: residual for name, (residual, _, _) in tests.items()}
         return done, record | {"upper": problem.upper_value(x, y)}
 
     def iterate(self, state: SFLCBState) -> Iterate:

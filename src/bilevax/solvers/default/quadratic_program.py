@@ -198,12 +198,8 @@ class UpperSet:
         self.rows = rows
         singleton = np.diff(rows.matrix.indptr) == 1
         self.is_box = bool(singleton.all()) and not rows.balls and len(np.unique(rows.matrix.indices)) == len(singleton)
-        size = rows.matrix.shape[1]
         if self.is_box:
-            self.lower, self.upper = np.full(size, -np.inf), np.full(size, np.inf)
-            scale = rows.matrix.data
-            ends = np.sort(np.stack([rows.lower / scale, rows.upper / scale]), axis=0)
-            self.lower[rows.matrix.indices], self.upper[rows.matrix.indices] = ends[0], ends[1]
+            self.lower, self.upper = rows.intervals()
 
     def project(self, x: np.ndarray) -> np.ndarray:
         """Return the nearest point of X."""

@@ -174,12 +174,6 @@ def _nearest_feasible(flat: FlatProblem, x: np.ndarray) -> tuple[np.ndarray, np.
 
 def _first_guess(flat: FlatProblem) -> np.ndarray:
     """Return a y well inside its bounds, where objectives with logarithms are defined."""
-    rows = flat.y_rows
-    low, high = np.full(flat.n_y, -np.inf), np.full(flat.n_y, np.inf)
-    single = np.flatnonzero(np.diff(rows.matrix.indptr) == 1)
-    for row in single:
-        column, scale = rows.matrix.indices[rows.matrix.indptr[row]], rows.matrix.data[rows.matrix.indptr[row]]
-        ends = sorted((rows.lower[row] / scale, rows.upper[row] / scale))
-        low[column], high[column] = max(low[column], ends[0]), min(high[column], ends[1])
+    low, high = flat.y_rows.intervals()
     inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(high - low), high - low, 1.0))
     return np.clip(0.0, low + inset, high - inset)
