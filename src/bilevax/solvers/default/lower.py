@@ -91,7 +91,16 @@ class LowerModel:
     def __init__(self, flat: FlatProblem):
         self.flat = flat
         self.rows = stack_rows(flat)
+        self.lift = 0.0
         self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
+
+    def value(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Return g, lifted by a trace of |y|^2 where it is merely convex: then y* is the smallest of its minimisers."""
+        return self.flat.value("lower", x, y) + 0.5 * self.lift * float(y @ y)
+
+    def gradient(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return the gradient of `value` in y."""
+        return self.flat.gradients("lower", x, y)[1] + self.lift * y
 
     def expand(self, x: np.ndarray, y: np.ndarray) -> Expansion:
         """Return the model at (x, y), reusing the last where the second derivatives have not changed."""
@@ -102,7 +111,9 @@ class LowerModel:
         dense, mixed_dense = hessian.toarray(), mixed.toarray()
         if not (np.isfinite(dense).all() and np.isfinite(mixed_dense).all()):
             raise FloatingPointError("the lower objective has a second derivative that is not finite")
-        factor = _cholesky(dense)
+        if self.lift == 0.0 and np.linalg.eigvalsh(dense)[0] < _FLAT * np.abs(np.diag(dense)).max(initial=1e-300):
+            self.lift = _LIFT * max(np.abs(np.diag(dense)).max(), 1e-3)
+        factor = _cholesky(dense + self.lift * np.eye(len(dense)))
         inverse_rows = sla.cho_solve(factor, self.rows.R.T, check_finite=False)
         compliance = self.rows.R @ inverse_rows
         expansion = Expansion(
@@ -120,10 +131,11 @@ class LowerModel:
         """Solve the lower level at x from the guess (y, held rows); None where it is infeasible or fails."""
         rows = self.rows
         held = ~rows.inequality if held is None else held | ~rows.inequality
-        value = self.flat.value("lower", x, y)
+        self.expand(x, y)  # decides whether g needs a lift
+        value = self.value(x, y)
         for _ in range(_MAX_NEWTON):
             expansion = self.expand(x, y)
-            gradient = self.flat.gradients("lower", x, y)[1]
+            gradient = self.gradient(x, y)
             if not np.isfinite(gradient).all():
                 return None
             free_y = y - expansion.solve(gradient)
@@ -133,7 +145,7 @@ class LowerModel:
                 return None
             force, held = solved
             target = free_y - expansion.inverse_rows @ force
-            target_gradient = self.flat.gradients("lower", x, target)[1]
+            target_gradient = self.gradient(x, target)
             scale = 1 + np.abs(target_gradient).max(initial=0.0) + np.abs(force).max(initial=0.0)
             residual = np.abs(target_gradient + rows.R.T @ force).max(initial=0.0)
             if residual <= 1e-10 * scale:
@@ -143,7 +155,7 @@ class LowerModel:
             # Both ends satisfy the rows once y does, so g itself is the merit function.
             step, feasible = target - y, np.all(rows.R @ y + rows.N @ x - rows.c <= 1e-9)
             for length in 0.5 ** np.arange(35):
-                trial_value = self.flat.value("lower", x, y + length * step)
+                trial_value = self.value(x, y + length * step)
                 enough = value + 1e-4 * length * float(gradient @ step) + 1e-14 * abs(value)
                 if np.isfinite(trial_value) and (not feasible or trial_value <= enough):
                     y, value = y + length * step, trial_value
@@ -153,6 +165,9 @@ class LowerModel:
         return None
 
 
+# Curvature below _FLAT of the largest counts as none, and is replaced by _LIFT of the largest.
+_FLAT = 1e-9
+_LIFT = 1e-6
 _MAX_NEWTON = 60
 _MAX_PIVOTS = 40
 

@@ -53,7 +53,7 @@ def evaluate(
             expansion = model.expand(x, y)
         except (FloatingPointError, np.linalg.LinAlgError):
             return None
-        gradient = flat.gradients("lower", x, y)[1]
+        gradient = model.gradient(x, y)
         if not np.isfinite(gradient).all():
             return None
         free_y = y - expansion.solve(gradient)
@@ -68,7 +68,7 @@ def evaluate(
             centred = central
         force, slack = centred
         target = free_y - expansion.inverse_rows @ force
-        residual = flat.gradients("lower", x, target)[1] + rows.R.T @ force
+        residual = model.gradient(x, target) + rows.R.T @ force
         if not np.isfinite(residual).all():
             y, start = y + 0.5 * (target - y), centred
             continue

@@ -97,7 +97,7 @@ class Default:
     def _shrink(self, model: LowerModel, upper: UpperSet, start: Evaluated) -> Iterator[SmoothPoint]:
         """Follow the smoothed minimiser; the first smoothing is large against the rows' own values and forces."""
         lower, inequality = start.lower, model.rows.inequality
-        pull = np.abs(model.flat.gradients("lower", lower.x, lower.y)[1]).max(initial=0.0)
+        pull = np.abs(model.gradient(lower.x, lower.y)).max(initial=0.0)
         force = max(lower.force[inequality].max(), 1e-3 * pull, 1e-6)
         room = np.median(np.abs(lower.value[inequality])) + 1e-3
         softness = 1e-3 * float(np.diag(lower.expansion.compliance)[inequality].mean())
