@@ -1,5 +1,6 @@
 """Bilevel optimisation with linearly constrained lower levels: certified answers, on JAX."""
 
+from bilevax import reformulation
 from bilevax.certificate import Certificate, certify
 from bilevax.coupling import AffineCoupling, LinearCoupling
 from bilevax.driver import Progress, RunResult, run, solve
@@ -33,6 +34,7 @@ __all__ = [
     "Status",
     "certify",
     "multistart",
+    "reformulation",
     "run",
     "solve",
     "solve_lower_level",

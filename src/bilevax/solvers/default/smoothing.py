@@ -45,7 +45,7 @@ def evaluate(
     model: LowerModel, x: np.ndarray, smoothing: Smoothing, warm: SmoothPoint | None, y: np.ndarray
 ) -> SmoothPoint | None:
     """Return the smoothed objective at x, started from a near point; None where it cannot be computed."""
-    rows, flat = model.rows, model.flat
+    rows = model.rows
     y = y if warm is None else warm.y
     start = None if warm is None else (warm.force, warm.slack)
     for _ in range(_MAX_NEWTON):

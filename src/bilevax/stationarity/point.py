@@ -1,0 +1,94 @@
+"""Derivatives at an exact lower-level point, and the gradient of Phi on one piece."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+from scipy import linalg
+from scipy.linalg import LinAlgError, LinAlgWarning
+
+from bilevax.convex import ConvexSolution
+from bilevax.derivatives import FlatProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class PointDerivatives:
+    """Derivatives at (x, y*), and the cone of outward normals of X."""
+
+    f_x: np.ndarray
+    f_y: np.ndarray
+    hessian: sp.csc_matrix
+    mixed: sp.csc_matrix
+    normals: sp.csr_matrix
+    normal_free: np.ndarray
+
+
+def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> PointDerivatives:
+    """Return the derivatives at (x, y*), a ball's curvature included."""
+    f_x, f_y = flat.gradients("upper", x, lower.y)
+    hessian = flat.hessian("lower", "y", "y", x, lower.y)
+    for ball, multiplier in zip(flat.y_rows.balls, lower.ball_multipliers, strict=True):
+        curvature = np.zeros(flat.n_y)
+        curvature[ball.index] = multiplier
+        hessian = hessian + sp.diags(curvature)
+    normals, free = _normals_of_x(flat, x)
+    return PointDerivatives(
+        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), normals, free
+    )
+
+
+def _normals_of_x(flat: FlatProblem, x: np.ndarray) -> tuple[sp.csr_matrix, np.ndarray]:
+    """Return the generators of the normal cone of X at x, and which of them act in both directions."""
+    rows = flat.x_rows
+    image, near = rows.matrix @ x, 1e-7 * (1 + np.abs(x).max(initial=0.0))
+    norms = np.maximum(spl.norm(rows.matrix, axis=1), 1e-300) if rows.matrix.shape[0] else np.ones(0)
+    at_upper, at_lower = (rows.upper - image) / norms <= near, (image - rows.lower) / norms <= near
+    unit = sp.diags(1 / norms) @ rows.matrix if len(norms) else rows.matrix
+    both = at_upper & at_lower
+    parts = [unit[both], unit[at_upper & ~both], -unit[at_lower & ~both]]
+    for ball in rows.balls:
+        offset = x[ball.index] - ball.center
+        if np.linalg.norm(offset) >= ball.radius - near:
+            normal = np.zeros(len(x))
+            normal[ball.index] = offset / np.linalg.norm(offset)
+            parts.append(sp.csr_matrix(normal))
+    normals = sp.vstack(parts, format="csr")
+    return normals, np.arange(normals.shape[0]) < both.sum()
+
+
+def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:
+    """Return the gradient of the piece on which the rows (a, b) stay active, or None where it has none."""
+    solution = solve_kkt(point.hessian, a, np.r_[-point.f_y, np.zeros(a.shape[0])])
+    if solution is None:
+        return None
+    w, xi = np.split(solution, [a.shape[1]])
+    return point.f_x + point.mixed.T @ w + b.T @ xi
+
+
+def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
+    """Solve [H a'; a 0] s = right to rounding, or return None if the system is not consistent."""
+    count, size = a.shape
+    system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
+    if system.shape[0] <= 1500:
+        dense = system.toarray()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", LinAlgWarning)
+                solution = linalg.solve(dense, right, assume_a="sym")
+        except (LinAlgError, LinAlgWarning):  # dependent rows: any solution will do, if there is one
+            solution = np.linalg.lstsq(dense, right, rcond=1e-12)[0]
+    else:
+        # Quasi-definite regularisation, taken out again by refinement.
+        scale = 1e-9 * max(1.0, abs(hessian).max())
+        shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
+        factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.01)
+        solution = factor.solve(right)
+        for _ in range(20):
+            residual = right - system @ solution
+            if np.abs(residual).max() <= 1e-12 * (1 + np.abs(right).max()):
+                break
+            solution = solution + factor.solve(residual)
+    residual = np.abs(system @ solution - right).max(initial=0.0)
+    return solution if residual <= 1e-8 * (1 + np.abs(right).max(initial=0.0)) else None
