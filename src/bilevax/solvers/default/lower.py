@@ -168,6 +168,7 @@ class LowerModel:
 # Curvature below _FLAT of the largest counts as none, and is replaced by _LIFT of the largest.
 _FLAT = 1e-9
 _LIFT = 1e-6
+_CONTRADICTION = 1e-8
 _MAX_NEWTON = 60
 _MAX_PIVOTS = 40
 
@@ -177,19 +178,84 @@ def solve_complementarity(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Solve ``0 <= force _|_ free - compliance force <= 0`` (equality rows: value 0, force free).
 
-    A primal-dual active set from the rows ``held``; if it cycles, an interior point finds them instead.
+    A primal-dual active set from the rows ``held``; if it cycles, one row at a time, which is slower but sure.
     """
     if len(free) == 0:
         return np.zeros(0), np.zeros(0, bool)
     size = 1 + np.abs(free).max()
     answer = _pivot(compliance, free, inequality, held, size)
-    if answer is None:
-        centred = centre(compliance, free, inequality, 1e-14 * size, 0.0)
-        if centred is None:
-            return None
-        force, slack = centred
-        answer = _pivot(compliance, free, inequality, ~inequality | (force > slack), size)
-    return answer
+    return _one_by_one(compliance, free, inequality, held, size) if answer is None else answer
+
+
+def _one_by_one(
+    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, held: np.ndarray, size: float
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The dual active-set method of Goldfarb and Idnani: forces stay nonnegative, violated rows enter in turn.
+
+    Dependent rows are exchanged by a ratio test, so any number of rows may be active at once.
+    """
+    rows = independent_rows(compliance, np.flatnonzero(~inequality))
+    rows = independent_rows(compliance, np.concatenate([rows, np.flatnonzero(held & inequality)]), kept=len(rows))
+    force = np.zeros(len(free))
+    while len(rows):
+        force[:] = 0.0
+        force[rows] = _solve_held(compliance, rows, free[rows])
+        negative = inequality[rows] & (force[rows] < 0)
+        if not negative.any():
+            break
+        rows = rows[~negative]
+    settled = np.zeros(len(free), bool)
+    for _ in range(20 * len(free) + 100):
+        value = free - compliance @ force
+        value[rows] = 0.0
+        value[settled] = 0.0
+        entering = int(np.argmax(np.where(inequality, value, np.abs(value))))
+        if np.where(inequality, value, np.abs(value))[entering] <= 1e-11 * size:
+            mask = np.zeros(len(free), bool)
+            mask[rows] = True
+            return force, mask | ~inequality
+        if not inequality[entering]:
+            return None  # an equality that depends on others and contradicts them
+        gap = value[entering]
+        while True:
+            answer = _solve_held(compliance, rows, compliance[rows, entering])
+            give = compliance[entering, entering] - compliance[entering, rows] @ answer
+            whole = gap / give if give > 1e-11 * compliance[entering, entering] + 1e-300 else np.inf
+            fading = inequality[rows] & (answer > 1e-12)
+            ratios = np.where(fading, force[rows] / np.where(fading, answer, 1.0), np.inf)
+            leaving = int(np.argmin(ratios)) if len(rows) else -1
+            step = min(whole, ratios[leaving]) if len(rows) else whole
+            if not np.isfinite(step):
+                if gap > _CONTRADICTION * size:
+                    return None  # the rows contradict each other: the lower level is infeasible
+                settled[entering] = True  # by no more than rounding: x lies on the border of feasibility
+                break
+            force[rows] -= step * answer
+            force[entering] += step
+            gap -= step * max(give, 0.0)
+            if whole <= step:
+                rows = np.append(rows, entering)
+                break
+            force[rows[leaving]] = 0.0
+            rows = np.delete(rows, leaving)
+    return None
+
+
+def _solve_held(compliance: np.ndarray, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return sla.cho_solve(_cholesky(compliance[np.ix_(rows, rows)]), right, check_finite=False) if len(rows) else right
+
+
+def independent_rows(compliance: np.ndarray, rows: np.ndarray, kept: int = 0) -> np.ndarray:
+    """Return a largest set of independent rows, by pivoted Cholesky of their compliance; the first ``kept`` stay."""
+    if len(rows) <= kept:
+        return rows
+    inner = compliance[np.ix_(rows, rows)]
+    if kept:  # what the kept rows leave of the others
+        ahead, behind = inner[:kept, :kept], inner[:kept, kept:]
+        inner = inner[kept:, kept:] - behind.T @ sla.cho_solve(_cholesky(ahead), behind, check_finite=False)
+    tolerance = 1e-11 * max(1e-300, float(np.diag(compliance)[rows].max()))
+    _, pivots, rank, _ = sla.lapack.dpstrf(inner, lower=1, tol=tolerance)
+    return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
 
 def _pivot(

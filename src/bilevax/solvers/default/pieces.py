@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.linalg as sla
 
-from bilevax.solvers.default.lower import LowerModel, LowerPoint
+from bilevax.solvers.default.lower import LowerModel, LowerPoint, independent_rows
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 
 
@@ -142,17 +142,18 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
     undecided = inequality & (lower.value >= -margin * size) & (lower.force <= margin * press)
     held = ~inequality | (inequality & (lower.force > margin * press))
     # Of dependent rows only a basis can be held; the rest carry no force and wait undecided.
-    basis = _independent(lower.expansion.compliance, np.flatnonzero(held))
+    basis = independent_rows(lower.expansion.compliance, np.flatnonzero(held))
     undecided |= held & inequality & ~np.isin(np.arange(rows.count), basis)
     nothing = _EPSILON * (1 + abs(point.value))
     disappointed = None
     queue, seen = [np.zeros(rows.count, np.int8)], set()
-    while queue and len(seen) < _MAX_NODES:
+    limit = _MAX_NODES if undecided.sum() <= _FEW else _MAX_NODES // 5
+    while queue and len(seen) < limit:
         side = queue.pop()
         if side.tobytes() in seen:
             continue
         seen.add(side.tobytes())
-        held_now = _independent(lower.expansion.compliance, np.union1d(basis, np.flatnonzero(side > 0)))
+        held_now = independent_rows(lower.expansion.compliance, np.union1d(basis, np.flatnonzero(side > 0)))
         undecided_now = np.flatnonzero(undecided & (side == 0))
         reduction = reduce(model, lower, held_now, undecided_now)
         solved = _solve_model(model, upper, lower, reduction, radius)
@@ -184,7 +185,9 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
     return disappointed
 
 
+# With many undecided rows the branches cannot be exhausted: a shorter step is the better answer.
 _MAX_NODES = 40
+_FEW = 12
 _EPSILON = 1e-14
 
 
@@ -263,12 +266,3 @@ def _convex(hessian: np.ndarray, n_x: int) -> np.ndarray:
             return hessian + shift * np.eye(len(hessian))
         except np.linalg.LinAlgError:
             shift *= 10
-
-
-def _independent(compliance: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return a largest set of independent rows among ``rows`` by pivoted Cholesky of their compliance."""
-    if len(rows) == 0:
-        return rows
-    inner = compliance[np.ix_(rows, rows)]
-    _, pivots, rank, _ = sla.lapack.dpstrf(inner, lower=1, tol=1e-11 * max(1e-300, np.abs(np.diag(inner)).max()))
-    return np.sort(rows[pivots[:rank] - 1])
