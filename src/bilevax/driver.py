@@ -5,6 +5,7 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -371,19 +372,18 @@ def search(
         x, y = warm_start.x, warm_start.y
     flat = FlatProblem(problem, x, y_like)
     guess = None if y is None else _trees.flatten_host(y)
-    search = solver.search(flat, _trees.flatten_host(x), guess, rtol, settled=warm_start is not None)
-    steps, best = -1, None
+    snapshots = solver.search(flat, _trees.flatten_host(x), guess, rtol, settled=warm_start is not None)
+    best, steps = next(snapshots), 0
     try:
-        for steps, snapshot in enumerate(search):
-            if best is None or snapshot.value <= best.value or snapshot.final:
-                best = snapshot if snapshot.exact or best is None else best
+        for steps, snapshot in enumerate(itertools.chain([best], snapshots)):
+            if snapshot.exact and (snapshot.value <= best.value or snapshot.final):
+                best = snapshot
             numbers = {"phase": snapshot.phase, "upper": snapshot.value}
             if watch.look(steps, flat.x_tree(snapshot.x), flat.y_tree(snapshot.y), numbers):
                 break
     except KeyboardInterrupt:
         watch.ended = Status.INTERRUPTED
     watch.close()
-    assert best is not None
     if best.final:
         watch.ended = None
     return Ending(
