@@ -4,8 +4,9 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax.stationarity.pieces import eliminate
 from bilevax.stationarity.point import PointDerivatives
-from bilevax.stationarity.rows import ActiveRows
+from bilevax.stationarity.rows import MAX_DENSE, ActiveRows
 
 
 def distance_to_cone(gradient: np.ndarray, point: PointDerivatives) -> float:
@@ -23,6 +24,34 @@ def strong_distance(
     point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray
 ) -> float | None:
     """Return the residual of strong stationarity, or None when its conditions contradict each other."""
+    optional = (weak | sometimes) & ~active.equality
+    small = active.a.shape[0] * active.a.shape[1] <= MAX_DENSE
+    kink = eliminate(point, active, optional) if small else None
+    if kink is None:
+        return _strong_distance_in_full(point, active, weak, sometimes)
+    # Unknowns: the residual, the forces xi on the optional rows, the normals of X, and a_i w where it may be positive.
+    n_x, count, cone = len(point.f_x), int(optional.sum()), point.normals.shape[0]
+    shut = sometimes[optional]
+    opened = np.eye(count)[:, ~shut]
+    width = opened.shape[1]
+    equations = [
+        (
+            sp.hstack([sp.eye(n_x), -sp.csr_matrix(kink.slope.T), -point.normals.T, sp.csr_matrix((n_x, width))]),
+            kink.gradient,
+        ),
+        (
+            sp.hstack([sp.csr_matrix((count, n_x)), kink.compliance, sp.csr_matrix((count, cone)), opened]),
+            kink.response,
+        ),
+    ]
+    signs = np.concatenate([np.ones(count, bool), ~point.normal_free, np.ones(width, bool)])
+    return _least_norm(n_x, n_x + count + cone + width, equations, n_x + np.flatnonzero(signs), [])
+
+
+def _strong_distance_in_full(
+    point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray
+) -> float | None:
+    """The same without elimination: for large systems, and where the other rows do not determine y."""
     n_x, n_y, count, cone = len(point.f_x), len(point.f_y), len(weak), point.normals.shape[0]
     xi, nu = n_x + n_y + np.arange(count), n_x + n_y + count + np.arange(cone)
     total = n_x + n_y + count + cone

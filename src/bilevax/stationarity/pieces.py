@@ -23,7 +23,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kink:
+class Kink:
     """The rows that may come or go, with the others eliminated, so that a piece costs a tiny linear solve.
 
     With the required rows R held, row i of the k optional ones has ``value = slope_i d`` in direction d of x, and a
@@ -46,7 +46,7 @@ def adjacent_pieces(
     optional = ~active.equality & (weak | ~unique)
     if optional.sum() > _MAX_OPTIONAL or active.a.shape[0] * active.a.shape[1] > MAX_DENSE:
         return [], False
-    kink = _eliminate(point, active, optional)
+    kink = eliminate(point, active, optional)
     if kink is None:
         return [], False
     count = int(optional.sum())
@@ -59,7 +59,8 @@ def adjacent_pieces(
     return pieces, complete
 
 
-def _eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray) -> _Kink | None:
+def eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray) -> Kink | None:
+    """Eliminate all rows but the optional ones; None where the others alone do not determine y."""
     required_a, required_b = active.a[~optional], active.b[~optional]
     optional_a, optional_b = active.a[optional], active.b[optional]
     n_y, held = active.a.shape[1], required_a.shape[0]
@@ -78,7 +79,7 @@ def _eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray
         reduced = reduced - (np.linalg.lstsq(dense.T, reduced.T, rcond=1e-10)[0].T @ dense)
     basis = np.linalg.qr(reduced.T)[0]
     reduced = reduced @ basis
-    return _Kink(
+    return Kink(
         gradient=point.f_x + gradients[:, 0],
         slope=optional_b.toarray() - gradients[:, 1:].T,
         compliance=optional_a @ solved[:n_y, 1:],
@@ -89,7 +90,7 @@ def _eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray
     )
 
 
-def _piece(kink: _Kink, chosen: np.ndarray) -> Piece | None:
+def _piece(kink: Kink, chosen: np.ndarray) -> Piece | None:
     """Return the piece on which exactly ``chosen`` of the optional rows stay active, or None if there is none."""
     others = np.setdiff1d(np.arange(len(kink.slope)), chosen)
     carried = np.zeros(0)
@@ -114,7 +115,7 @@ def _piece(kink: _Kink, chosen: np.ndarray) -> Piece | None:
     return Piece(gradient, cone) if _has_interior(cone) else None
 
 
-def _sample_subsets(kink: _Kink) -> set[tuple[int, ...]]:
+def _sample_subsets(kink: Kink) -> set[tuple[int, ...]]:
     """Return the row sets that random directions of x lead into: the lower level's response there is a small QP."""
     random = np.random.default_rng(0)
     lift = 1e-12 * np.trace(kink.compliance) / len(kink.compliance)
