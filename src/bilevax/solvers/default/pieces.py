@@ -248,7 +248,7 @@ def _solve_model(
     )
     if solved is None:
         return None
-    v = solved[0] * unit
+    v = solved * unit
     predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
     return v[:n_x], np.maximum(v[n_x:], -lower.force[reduction.undecided]), predicted
 

@@ -1,5 +1,6 @@
-"""Small quadratic programs in x, by Clarabel."""
+"""Convex quadratic programs in x: dense ones by an interior point of our own, sparse ones and balls by Clarabel."""
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -11,43 +12,65 @@ import scipy.sparse as sp
 from bilevax.sets import SetRows
 
 
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """Minimise ``v' hessian v / 2 + gradient' v`` with ``lower <= matrix v <= upper``; rows by their kind."""
+
+    hessian: Any
+    gradient: np.ndarray
+    matrix: Any
+    lower: np.ndarray
+    upper: np.ndarray
+    balls: Any
+
+    @property
+    def equal(self) -> np.ndarray:
+        return self.lower == self.upper
+
+    @property
+    def above(self) -> np.ndarray:
+        return ~self.equal & np.isfinite(self.upper)
+
+    @property
+    def below(self) -> np.ndarray:
+        return ~self.equal & np.isfinite(self.lower)
+
+    def sides(self, above: np.ndarray, below: np.ndarray) -> np.ndarray:
+        """Return +1 for each row that presses on its upper side, -1 for its lower side, 0 for none."""
+        pressed = np.zeros(len(self.lower), np.int8)
+        pressed[self.above] += above
+        pressed[self.below] -= below
+        return pressed
+
+    def holds(self, v: np.ndarray, tolerance: float) -> bool:
+        """Return whether v satisfies the rows, relative to 1 + |v|."""
+        image, slack = self.matrix @ v, tolerance * (1 + np.abs(v).max(initial=0.0))
+        return bool(np.all(image >= self.lower - slack) and np.all(image <= self.upper + slack))
+
+
 def solve_qp(
     hessian: Any, gradient: np.ndarray, matrix: Any, lower: np.ndarray, upper: np.ndarray, balls: Any = ()
-) -> tuple[np.ndarray, np.ndarray] | None:
+) -> np.ndarray | None:
     """Minimise ``v' hessian v / 2 + gradient' v`` with ``lower <= matrix v <= upper`` and v in the balls.
 
-    Returns
-    -------
-    v, multipliers
-        With ``hessian v + gradient + matrix' multipliers + ... = 0``; None when no accurate answer was found.
+    Returns None when no accurate answer was found.
     """
-    equal = lower == upper
-    above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
+    matrix = sp.csr_matrix(matrix) if sp.issparse(matrix) else matrix
+    program = _Program(hessian, gradient, matrix, lower, upper, balls)
     dense = isinstance(hessian, np.ndarray) and not len(balls)
-    solved = (_dense if dense else _sparse)(hessian, gradient, matrix, lower, upper, equal, above, below, balls)
+    solved = _dense(program) if dense else _sparse(program)
     if solved is None:
         return None
-    v, multipliers, pressed = solved
+    v, pressed = solved
     if not len(balls):
-        v, multipliers = _sharpen(hessian, gradient, matrix, lower, upper, equal, pressed, v, multipliers)
-    image, slack = matrix @ v, 1e-7 * (1 + np.abs(v).max(initial=0.0))
-    if np.any(image < lower - slack) or np.any(image > upper + slack):
-        return None
-    return v, multipliers
+        v = _sharpen(program, pressed, v)
+    return v if program.holds(v, 1e-7) else None
 
 
-def _dense(
-    hessian: np.ndarray,
-    gradient: np.ndarray,
-    matrix: np.ndarray,
-    lower: np.ndarray,
-    upper: np.ndarray,
-    equal: np.ndarray,
-    above: np.ndarray,
-    below: np.ndarray,
-    balls: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
     """Mehrotra's predictor-corrector on the normal equations: many rows, few dense variables."""
+    hessian, gradient, matrix = program.hessian, program.gradient, program.matrix
+    lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
     rows, right = np.vstack([matrix[above], -matrix[below]]), np.concatenate([upper[above], -lower[below]])
     equations, level = matrix[equal], upper[equal]
     count, fixed, size = len(rows), len(equations), len(gradient)
@@ -81,14 +104,8 @@ def _dense(
         if not np.isfinite(step).all():
             break
         v, nu, slack, force = v + length * step, nu + length * step_nu, slack + length * moved, force + length * pushed
-    multipliers, pressed = np.zeros(len(lower)), np.zeros(len(lower), np.int8)
-    split = int(above.sum())
-    multipliers[equal] = nu
-    multipliers[above] += force[:split]
-    multipliers[below] -= force[split:]
-    pressed[above] += (force > slack)[:split]
-    pressed[below] -= (force > slack)[split:]
-    return v, multipliers, pressed
+    pressed_above, pressed_below = np.split(force > slack, [int(above.sum())])
+    return v, program.sides(pressed_above, pressed_below)
 
 
 def _direction(back: Any, factor: Any, state: tuple[np.ndarray, ...], aim: Any) -> tuple[np.ndarray, ...]:
@@ -107,19 +124,10 @@ def _reach(value: np.ndarray, step: np.ndarray) -> float:
     return min(1.0, float(np.min(-value[shrinking] / step[shrinking], initial=1.0)))
 
 
-def _sparse(
-    hessian: Any,
-    gradient: np.ndarray,
-    matrix: Any,
-    lower: np.ndarray,
-    upper: np.ndarray,
-    equal: np.ndarray,
-    above: np.ndarray,
-    below: np.ndarray,
-    balls: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
     """Clarabel, for sparse programs and balls."""
-    matrix = sp.csr_matrix(matrix)
+    hessian, gradient, matrix = program.hessian, program.gradient, sp.csr_matrix(program.matrix)
+    lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
     parts = [matrix[equal], matrix[above], -matrix[below]]
     right = [upper[equal], upper[above], -lower[below]]
     cones: list[Any] = []
@@ -128,7 +136,7 @@ def _sparse(
     if above.any() or below.any():
         cones.append(clarabel.NonnegativeConeT(int(above.sum() + below.sum())))
     size = len(gradient)
-    for ball in balls:
+    for ball in program.balls:
         count = len(ball.index)
         picked = sp.csr_matrix((-np.ones(count), (np.arange(count), ball.index)), shape=(count, size))
         parts += [sp.csr_matrix((1, size)), picked]
@@ -145,36 +153,21 @@ def _sparse(
     v = np.array(answer.x)
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None
-    dual, slack = np.array(answer.z), np.array(answer.s)
-    multipliers, pressed = np.zeros(len(lower)), np.zeros(len(lower), np.int8)
     cuts = np.cumsum([equal.sum(), above.sum(), below.sum()])
-    multipliers[equal] += dual[: cuts[0]]
-    multipliers[above] += dual[cuts[0] : cuts[1]]
-    multipliers[below] -= dual[cuts[1] : cuts[2]]
-    pressed[above] += (dual > slack)[cuts[0] : cuts[1]]
-    pressed[below] -= (dual > slack)[cuts[1] : cuts[2]]
-    return v, multipliers, pressed
+    _, pressed_above, pressed_below, _ = np.split(np.array(answer.z) > np.array(answer.s), cuts)
+    return v, program.sides(pressed_above, pressed_below)
 
 
-def _sharpen(
-    hessian: Any,
-    gradient: np.ndarray,
-    matrix: Any,
-    lower: np.ndarray,
-    upper: np.ndarray,
-    equal: np.ndarray,
-    pressed: np.ndarray,
-    v: np.ndarray,
-    multipliers: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Solve with the pressed rows as equations; keep the result if its signs and rows are right."""
-    active = equal | (pressed != 0)
+    hessian, matrix = program.hessian, program.matrix
+    active = program.equal | (pressed != 0)
     if active.sum() + len(v) > 2500:
-        return v, multipliers
+        return v
     rows = matrix[active].toarray() if sp.issparse(matrix) else matrix[active]
     dense = hessian.toarray() if sp.issparse(hessian) else np.asarray(hessian)
     system = np.block([[dense, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
-    right = np.concatenate([-gradient, np.where(pressed < 0, lower, upper)[active]])
+    right = np.concatenate([-program.gradient, np.where(pressed < 0, program.lower, program.upper)[active]])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", sla.LinAlgWarning)
@@ -182,13 +175,10 @@ def _sharpen(
     except (sla.LinAlgError, sla.LinAlgWarning):
         solution = np.linalg.lstsq(system, right, rcond=1e-13)[0]
     if not np.abs(system @ solution - right).max(initial=0.0) <= 1e-9 * (1 + np.abs(right).max(initial=0.0)):
-        return v, multipliers
-    sharp, force = solution[: len(v)], np.zeros(len(lower))
-    force[active] = solution[len(v) :]
-    image, slack = matrix @ sharp, 1e-10 * (1 + np.abs(sharp).max(initial=0.0))
-    wrong_sign = np.any(force * pressed < -1e-8)
-    outside = np.any(image < lower - slack) or np.any(image > upper + slack)
-    return (v, multipliers) if wrong_sign or outside else (sharp, force)
+        return v
+    sharp, force = np.split(solution, [len(v)])
+    wrong_sign = np.any(force * pressed[active] < -1e-8)
+    return v if wrong_sign or not program.holds(sharp, 1e-10) else sharp
 
 
 class UpperSet:
@@ -210,10 +200,8 @@ class UpperSet:
         if np.all((image >= self.rows.lower) & (image <= self.rows.upper)) and not any(outside):
             return x
         rows = self.rows
-        solved = solve_qp(sp.eye(len(x)), -x, rows.matrix, rows.lower, rows.upper, rows.balls)
-        if solved is None:
-            return x
-        return solved[0]
+        nearest = solve_qp(sp.eye(len(x), format="csr"), -x, rows.matrix, rows.lower, rows.upper, rows.balls)
+        return x if nearest is None else nearest
 
     def normals(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         """Return the active rows that hold ``-gradient`` back, as orthonormal rows: the face to stay in."""

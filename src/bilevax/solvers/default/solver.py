@@ -64,9 +64,10 @@ class Default:
         self, model: LowerModel, upper: UpperSet, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool
     ) -> Iterator[Snapshot]:
         flat = model.flat
-        start = _feasible_start(model, upper, upper.project(x0), _first_guess(flat) if y0 is None else y0)
+        x, y = upper.project(x0), _first_guess(flat) if y0 is None else y0
+        start = _feasible_start(model, upper, x, y)
         if start is None:
-            yield Snapshot(upper.project(x0), _first_guess(flat) if y0 is None else y0, "start", np.inf, final=True)
+            yield Snapshot(x, y, "start", np.inf, final=True)
             return
         yield _snapshot(start, "start")
         best, converged = start, False
@@ -169,7 +170,7 @@ def _nearest_feasible(flat: FlatProblem, x: np.ndarray) -> tuple[np.ndarray, np.
     hessian = sp.diags(np.concatenate([np.ones(flat.n_x), np.full(flat.n_y, 1e-8)]))
     balls = [*x_rows.balls, *(dataclasses.replace(ball, index=ball.index + flat.n_x) for ball in y_rows.balls)]
     solved = solve_qp(hessian, np.concatenate([-x, np.zeros(flat.n_y)]), matrix, lower, upper, balls)
-    return None if solved is None else (solved[0][: flat.n_x], solved[0][flat.n_x :])
+    return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])
 
 
 def _first_guess(flat: FlatProblem) -> np.ndarray:
