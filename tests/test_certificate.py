@@ -294,6 +294,110 @@ def test_one_kink_shared_by_many_rows():
     assert bx.certify(make(-1.0), 0.0).stationarity > NOT_STATIONARY
 
 
+def test_one_kink_where_rows_gain_and_lose():
+    """Strong stationarity asks of each row what only their sum has to give: its branches see the sum."""
+    weights = np.tile([3.0, 3.0, 3.0, -1.0], 3)
+    make = lambda slope: bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum(weights * y) + slope * x,
+        lower=lambda x, y: jnp.sum((y - x) ** 2),
+        y_set=bx.NonNegative(),
+        y_like=np.zeros(12),
+    )
+    certificate = bx.certify(make(-3.0), 0.0)  # slopes -3 and 21
+    assert certificate.stationarity <= STATIONARY
+    assert "branches" in certificate.stationarity_test
+    assert bx.certify(make(1.0), 0.0).stationarity > NOT_STATIONARY  # slopes 1 and 25
+    assert bx.certify(make(-25.0), 0.0).stationarity > NOT_STATIONARY  # slopes -25 and -1
+
+
+# --- margins
+
+
+@pytest.mark.parametrize("distance", [1e-4, -1e-4, 5e-4, -5e-4])
+@pytest.mark.parametrize("problem", [hinge, valley], ids=["rows", "Y"])
+def test_beside_a_kink_stationarity_is_at_least_the_margin(problem, distance):
+    minimum, maximum = (-1.0, 3.0), (1.0, -3.0)
+    x = np.full(2, distance) if problem is valley else distance
+    data = lambda pair: slopes([pair[0]] * 2, [pair[1]] * 2) if problem is valley else slopes(*pair)
+    certificate = bx.certify(problem(data(minimum)), x)
+    assert abs(distance) <= certificate.stationarity <= 1e-3
+    assert "within 0.001" in certificate.stationarity_test or "within 0.0001" in certificate.stationarity_test
+    assert certificate.confirms(1e-3)
+    assert not certificate.confirms(1e-6)
+    assert bx.certify(problem(data(maximum)), x).stationarity > NOT_STATIONARY
+
+
+def test_far_from_a_kink_no_margin_helps():
+    assert bx.certify(hinge(slopes(-1.0, 3.0)), 0.02).stationarity > 0.1
+
+
+@pytest.mark.parametrize("distance", [1e-4, 5e-4])
+def test_beside_an_end_of_x_set(distance):
+    for slope, stationary in ((1.0, True), (-1.0, False)):
+        value = bx.certify(following(slopes(slope), bx.Box(0.0, 2.0), 0.0), distance).stationarity
+        assert distance <= value <= 1e-3 if stationary else value > 0.1
+
+
+# --- a network: merely convex, dependent rows, multipliers without bound
+
+LEAST_SHARE = 1e-6
+
+
+def corridor(gain):
+    """Links 12, 23, 13; travellers 1-2, 1-3, 2-3. y: their shares, then 1-2 on 12, 1-3 on 12, 23 and 13, 2-3 on 23."""
+    time, outside = jnp.array([1.0, 1.0, 2.0, 10.0, 2.0]), 3.0
+    balance = np.array(
+        [[-1.0, 0, 0, 1, 0, 0, 0, 0], [0, -1, 0, 0, 1, 0, 1, 0], [0, 0, 0, 0, 1, -1, 0, 0], [0, 0, -1, 0, 0, 0, 0, 1]]
+    )
+    flows = np.array([[0.0, 0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0, 1, 0]])
+    entropy = lambda s: s * (jnp.log(s) - 1) + (1 - s) * (jnp.log(1 - s) - 1)
+    return bx.BilevelProblem(
+        upper=lambda x, y, gain: jnp.array([1.0, 3.0, 10.0]) @ x - gain @ y[:3],
+        lower=lambda x, y, gain: time @ y[3:] + jnp.sum(entropy(y[:3]) - outside * y[:3]),
+        coupling=[
+            bx.LinearCoupling(A=balance, B=np.zeros((4, 3)), lower=0.0, upper=0.0),
+            bx.LinearCoupling(A=flows, B=-np.eye(3), upper=0.0),
+        ],
+        x_set=bx.NonNegative(),
+        y_set=bx.Box(np.r_[np.full(3, LEAST_SHARE), np.zeros(5)], np.r_[np.full(3, 1 - LEAST_SHARE), np.ones(5)]),
+        data=np.array(gain, float),
+    )
+
+
+NEVER_WORTH_IT = (2.0, 6.0, 1.0)  # whoever first uses link 2-3 when it grows pays less than it costs
+BUILT = 1 / (1 + np.exp(-2.0)) + LEAST_SHARE
+
+
+def test_network_optimum_on_the_border_of_feasibility():
+    certificate = bx.certify(corridor(NEVER_WORTH_IT), [BUILT, 2 * LEAST_SHARE, 0.0])
+    assert not certificate.licq
+    assert certificate.value == pytest.approx(-BUILT + LEAST_SHARE, abs=1e-5)
+    assert certificate.stationarity <= STATIONARY
+    assert certificate.confirms(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gain", "x"),
+    [
+        pytest.param(NEVER_WORTH_IT, [BUILT + 0.02, 2e-6, 0.0], id="too wide"),
+        pytest.param(NEVER_WORTH_IT, [BUILT - 0.05, 2e-6, 0.0], id="too narrow"),
+        pytest.param(NEVER_WORTH_IT, [BUILT, 0.1, 0.0], id="a link too many"),
+        pytest.param(NEVER_WORTH_IT, [2e-6, 2e-6, 0.0], id="nothing built"),
+        pytest.param((2.0, 6.0, 5.0), [BUILT, 2e-6, 0.0], id="descent into the feasible set"),
+    ],
+)
+def test_network_points_that_are_not_stationary(gain, x):
+    certificate = bx.certify(corridor(gain), x)
+    assert certificate.lower_feasible
+    assert certificate.stationarity > NOT_STATIONARY
+
+
+def test_network_design_to_four_digits():
+    """All links 1e-4 too wide: the shares near their bound are then far from it in the logarithm."""
+    certificate = bx.certify(corridor(NEVER_WORTH_IT), np.array([BUILT, 2e-6, 0.0]) + 1e-4)
+    assert 1e-4 <= certificate.stationarity <= 1e-3
+
+
 # --- the border of feasibility
 
 

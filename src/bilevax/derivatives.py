@@ -51,6 +51,7 @@ class FlatProblem:
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
         self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
         self._patterns: dict[tuple[Level, Variable, Variable], _Pattern] = {}
+        self._lagrangian_pattern: _Pattern | None = None
 
     @functools.cached_property
     def rows(self) -> Rows:
@@ -115,10 +116,24 @@ class FlatProblem:
 
         return self._patterns[key].evaluate(products)
 
+    def has_diagonal_hessian(self, level: Level, x: np.ndarray, y: np.ndarray) -> bool:
+        """Return whether f or g is separable in y, by three products: cheap at any size."""
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (2, self.n_y))
+        with jax.enable_x64(True):
+            images = self._kernels.products[level, "y", "y"](self._numbers, x, y, np.vstack([np.ones(self.n_y), signs]))
+        images = np.asarray(images)
+        return bool(np.abs(images[1:] - signs * images[0]).max(initial=0.0) <= 1e-10 * (1 + np.abs(images).max()))
+
     def curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` times each direction, one a row."""
         with jax.enable_x64(True):
             return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
+
+    def lagrangian_hessian(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray) -> sp.csc_matrix:
+        """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` as one sparse matrix."""
+        if self._lagrangian_pattern is None:
+            self._lagrangian_pattern = _Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
+        return self._lagrangian_pattern.evaluate(lambda directions: self.curvature(x, y, adjoint, directions))
 
 
 class _Pattern:

@@ -305,6 +305,7 @@ class Ending(NamedTuple):
     converged: bool
     failure: Status | None = None
     state: Any = None
+    sweeps: int | None = None
 
 
 def _iterate(
@@ -373,12 +374,14 @@ def search(
     flat = FlatProblem(problem, x, y_like)
     guess = None if y is None else _trees.flatten_host(y)
     snapshots = solver.search(flat, _trees.flatten_host(x), guess, rtol, settled=warm_start is not None)
-    best, steps = next(snapshots), 0
+    best, steps, sweeps = next(snapshots), 0, None
     try:
         for steps, snapshot in enumerate(itertools.chain([best], snapshots)):
-            if snapshot.exact and (snapshot.value <= best.value or snapshot.final):
+            if snapshot.replaces(best):
                 best = snapshot
             numbers = {"phase": snapshot.phase, "upper": snapshot.value}
+            if snapshot.sweeps is not None:
+                numbers["sweeps"] = sweeps = snapshot.sweeps
             if watch.look(steps, flat.x_tree(snapshot.x), flat.y_tree(snapshot.y), numbers):
                 break
     except KeyboardInterrupt:
@@ -390,6 +393,7 @@ def search(
         x=flat.x_tree(best.x),
         y=flat.y_tree(best.y),
         steps=steps,
+        sweeps=sweeps,
         converged=best.converged,
         failure=None if best.converged or watch.ended is not None else Status.STALLED,
     )
@@ -410,6 +414,8 @@ def conclude(
     """Return the solution that an ending and its certificate amount to."""
     status = _status(ending, watch.ended, certificate, rtol)
     stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
+    if ending.sweeps is not None:
+        stats["sweeps"] = ending.sweeps
     numbers = (
         f"value {certificate.value:.6g}, "
         f"stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "

@@ -13,18 +13,24 @@ y and G its mixed derivative, the gradient of one piece comes from the KKT syste
     H w + a' xi = -grad_y f,
     a_i w  = 0,  xi_i free    where lambda_i > 0 for every multiplier vector,
     a_i w  = 0,  xi_i >= 0    where lambda_i > 0 for some multiplier vectors but not for all (dependent rows),
-    a_i w >= 0,  xi_i >= 0    where lambda_i = 0,
+    a_i w >= 0,  xi_i >= 0    where lambda_i = 0 (the vector at hand decides alone if b' lambda is unique),
 
 that leave ``grad_x f + G' w + b' xi`` in the negative normal cone of X. No direction then descends, and the rows'
 combinations with a' xi = 0 are the normals of {x : the lower level is feasible}, so its border needs no extra care.
 
-*Hull* test: the distance of 0 from the convex hull of the gradients of the adjacent pieces plus those normal cones,
+*Branches* of it: the third condition is more than needed, since a row gets slack or force, not both. See `strong`.
+
+*Hull* test: the distance of 0 from the convex hull of the gradients of all adjacent pieces plus those normal cones,
 or, where larger, the steepest descent into any single piece: a local maximum on a kink has 0 in its hull.
 
 Each is a distance, relative to 1 + the largest gradient of an adjacent piece. The smaller of the last two counts.
+
+Rows are active and multipliers zero within a margin. A wide margin m says that x is stationary once the data have moved
+by m: the result is then at least m, whatever the distance.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,26 +38,29 @@ from scipy.optimize import linprog
 
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
-from bilevax.stationarity.distances import distance_to_cone, hull_distance, strong_distance
+from bilevax.stationarity.distances import distance_to_cone, hull_distance
+from bilevax.stationarity.multipliers import resolve_multipliers, unique_multipliers
 from bilevax.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
-from bilevax.stationarity.point import PointDerivatives, derivatives, piece_gradient
+from bilevax.stationarity.point import PointDerivatives, derivatives, normals_of_x, piece_gradient
 from bilevax.stationarity.rows import (
     ActiveRows,
+    Margin,
     active_rows,
     complementarity_margin,
     force_scale,
     project_out,
-    resolve_multipliers,
     smallest_singular_value,
     stacked_rows,
-    unique_multipliers,
 )
+from bilevax.stationarity.strong import strong_distance, strong_system
 
 # A row counts as active, and a multiplier as zero, within these relative margins: tried in turn, since a point found to
-# seven digits sits 1e-7 beside its kink.
-_ACTIVITY = (1e-9, 1e-7, 1e-5)
+# seven digits sits 1e-7 beside its kink. The wide ones count in the result.
+_TIGHT = (1e-9, 1e-7, 1e-5)
+_WIDE = (1e-4, 1e-3)
 _GOOD = 1e-8
 _FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
+_MANY = 2000  # variables beyond which every test takes seconds
 _MAX_SPREAD = 5000
 
 
@@ -71,62 +80,76 @@ class Stationarity:
 def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationarity:
     """Return the stationarity of x, given the exact lower level there."""
     point = derivatives(flat, x, lower)
-    margin = complementarity_margin(flat, x, lower)
+    gap = complementarity_margin(flat, x, lower)
     best: Stationarity | None = None
-    seen = None
-    for tolerance in _ACTIVITY:
-        active = active_rows(flat, x, lower, tolerance)
-        weak = ~active.equality & (active.multiplier <= tolerance * force_scale(flat, x, lower))
-        key = (active.a.shape[0], tuple(np.flatnonzero(weak)))
-        if key == seen:
+    seen = set()
+    for margin in _margins(flat.n_y <= _MANY):
+        counted = margin.coupled if margin.coupled in _WIDE else 0.0
+        if best is not None and best.value <= max(_GOOD, counted):
+            break
+        active = active_rows(flat, x, lower, margin)
+        if counted:
+            normals, free = normals_of_x(flat, x, margin.coupled)
+            point = dataclasses.replace(point, normals=normals, normal_free=free)
+        key = (active.a.shape[0], active.weak.tobytes(), point.normals.shape[0])
+        if key in seen:
             continue
-        seen = key
-        result = _measure_with(point, active, weak, margin)
+        seen.add(key)
+        result = _measure_with(point, active, gap, max(_GOOD, counted))
+        value = max(result.value, counted)
         if best is None:
             best = result
-        elif result.value < best.value:
+        elif value < best.value:
             # What the tightest margin says of the row structure stays; only the distance improves.
-            best = dataclasses.replace(best, value=result.value, test=f"{result.test}, rows within {tolerance:g}")
-        if best.value <= _GOOD:
-            break
+            best = dataclasses.replace(best, value=value, test=f"{result.test}, {_describe(margin)}")
     assert best is not None
     return best
 
 
-def _measure_with(point: PointDerivatives, active: ActiveRows, weak: np.ndarray, margin: float) -> Stationarity:
+def _margins(few: bool) -> Iterator[Margin]:
+    """Yield the margins, the tightest first; with many variables those of coupled rows alone."""
+    for size in _TIGHT + _WIDE:
+        if few or size == _TIGHT[0]:
+            yield Margin(size, size)
+        if size > _TIGHT[0]:
+            yield Margin(size, _TIGHT[0])
+
+
+def _describe(margin: Margin) -> str:
+    return f"{'rows' if margin.own == margin.coupled else 'coupled rows'} within {margin.coupled:g}"
+
+
+def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, good: float) -> Stationarity:
     smallest = smallest_singular_value(active.a)
     independent = smallest > 1e-9 and active.count_before_merging == active.a.shape[0]
-    unique = np.ones(len(weak), bool) if smallest > 1e-9 else unique_multipliers(active.a)
-    strict = not weak.any()
+    unique = np.ones(len(active.weak), bool) if smallest > 1e-9 else unique_multipliers(active.a)
+    strict = not active.weak.any()
     gradient = piece_gradient(point, active.a, active.b) if strict and unique.all() else None
-    found = lambda value, test: Stationarity(value, test, gradient, independent, smallest, strict, margin)
+    found = lambda value, test: Stationarity(value, test, gradient, independent, smallest, strict, gap)
     if gradient is not None:
         return found(distance_to_cone(gradient, point) / (1 + np.linalg.norm(gradient)), "smooth")
-    weak, sometimes = resolve_multipliers(active, unique, weak)
+    weak, sometimes = resolve_multipliers(active, unique)
     strict = not weak.any()  # read by `found`
     # Two extreme pieces give the scale: all undecided rows held, or none of them.
-    extremes = [piece_gradient(point, active.a[rows], active.b[rows]) for rows in (~weak, weak | ~weak)]
+    sets = (~weak, weak | ~weak) if len(point.f_y) <= _MANY else ()
+    extremes = [piece_gradient(point, active.a[rows], active.b[rows]) for rows in sets]
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
-    scale = 1 + max([np.linalg.norm(point.f_x), *norms])
-    strong = strong_distance(point, active, weak, sometimes)
-    strong = np.inf if strong is None else strong
-    solved = strong / scale <= _GOOD
-    candidates = [(strong, "strong")] if np.isfinite(strong) else []
-    if solved and weak.sum() > _FEW_WEAK:
-        return found(strong / scale, "strong")
-    pieces, complete = adjacent_pieces(point, active, weak, unique)
-    if complete and unique.all():
-        gradient = common_gradient(pieces)  # read by `found`
-    if solved:
-        return found(strong / scale, "strong")
-    if pieces:
-        scale = 1 + max(np.linalg.norm(piece.gradient) for piece in pieces)
+    scale = 1 + float(max([np.linalg.norm(point.f_x), *norms]))
+    system = strong_system(point, active, weak, sometimes)
+    distance, branches = strong_distance(system, good * scale)
+    test = "strong" if branches == 1 else f"strong in {branches} branches"
+    pieces, complete = [], False
+    if distance > good * scale or weak.sum() <= _FEW_WEAK:
+        pieces, complete = adjacent_pieces(point, active, weak, unique)
+        if complete and unique.all():
+            gradient = common_gradient(pieces)  # read by `found`
+    if distance > good * scale and pieces and complete:
         hull = hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
+        scale = 1 + max(float(np.linalg.norm(piece.gradient)) for piece in pieces)
         if hull is not None:
-            distance = max(hull, steepest_descent(point, pieces))
-            candidates.append((distance, f"hull of {len(pieces)}{'' if complete else ' sampled'} pieces"))
-    distance, test = min(candidates, default=(np.inf, "none applies"))
-    return found(distance / scale, test)
+            hull = max(hull, steepest_descent(point, pieces))
+            distance, test = min((distance, test), (hull, f"hull of {len(pieces)} pieces"))
+    return found(distance / scale, test if np.isfinite(distance) else "none applies")
 
 
 def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
@@ -137,7 +160,7 @@ def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> flo
     """
     if lower.unique:
         return 0.0
-    active = active_rows(flat, x, lower, 1e-7)
+    active = active_rows(flat, x, lower, Margin(1e-7, 1e-7))
     held = active.a[active.equality | (active.multiplier > 1e-7 * force_scale(flat, x, lower))]
     fixed = sp.vstack([flat.hessian("lower", "y", "y", x, lower.y), held], format="csr")
     random = np.random.default_rng(0)

@@ -26,23 +26,23 @@ class PointDerivatives:
 
 
 def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> PointDerivatives:
-    """Return the derivatives at (x, y*), a ball's curvature included."""
+    """Return the derivatives at (x, y*), a ball's curvature included, and the normals of X there."""
     f_x, f_y = flat.gradients("upper", x, lower.y)
     hessian = flat.hessian("lower", "y", "y", x, lower.y)
     for ball, multiplier in zip(flat.y_rows.balls, lower.ball_multipliers, strict=True):
         curvature = np.zeros(flat.n_y)
         curvature[ball.index] = multiplier
         hessian = hessian + sp.diags(curvature)
-    normals, free = _normals_of_x(flat, x)
+    normals, free = normals_of_x(flat, x, 1e-7)
     return PointDerivatives(
         f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), normals, free
     )
 
 
-def _normals_of_x(flat: FlatProblem, x: np.ndarray) -> tuple[sp.csr_matrix, np.ndarray]:
+def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray]:
     """Return the generators of the normal cone of X at x, and which of them act in both directions."""
     rows = flat.x_rows
-    image, near = rows.matrix @ x, 1e-7 * (1 + np.abs(x).max(initial=0.0))
+    image, near = rows.matrix @ x, margin * (1 + np.abs(x).max(initial=0.0))
     norms = np.maximum(spl.norm(rows.matrix, axis=1), 1e-300) if rows.matrix.shape[0] else np.ones(0)
     at_upper, at_lower = (rows.upper - image) / norms <= near, (image - rows.lower) / norms <= near
     unit = sp.diags(1 / norms) @ rows.matrix if len(norms) else rows.matrix

@@ -1,11 +1,10 @@
-"""The active lower-level rows: normalised, oriented outward, equal ones merged, and what their multipliers can be."""
+"""The active lower-level rows: normalised, oriented outward, equal ones merged."""
 
 import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
-from scipy.optimize import linprog
 
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
@@ -21,7 +20,20 @@ class ActiveRows:
     b: sp.csr_matrix
     equality: np.ndarray
     multiplier: np.ndarray
+    weak: np.ndarray  # a multiplier of zero, within the margin
+    zero: np.ndarray  # the size up to which a multiplier counts as zero
     count_before_merging: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Margin:
+    """Relative margins: of the rows that hold x and of X, and of the rows in y alone.
+
+    The first can be closed by moving x alone: y and its multipliers stay exact. The second cannot.
+    """
+
+    coupled: float
+    own: float
 
 
 def stacked_rows(flat: FlatProblem, x: np.ndarray) -> tuple[sp.csr_matrix, sp.csr_matrix, np.ndarray, np.ndarray]:
@@ -57,18 +69,15 @@ def complementarity_margin(flat: FlatProblem, x: np.ndarray, lower: ConvexSoluti
     return float(np.min(np.maximum(slack, force)[inequality], initial=np.inf))
 
 
-def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tolerance: float) -> ActiveRows:
-    """Return the rows that are active at y*(x) within a relative margin, those of Y and active balls included."""
+def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, margin: Margin) -> ActiveRows:
+    """Return the rows that are active at y*(x) within relative margins, those of Y and active balls included."""
     a, b, low, high = stacked_rows(flat, x)
     image, force = a @ lower.y + b @ x, lower.multipliers * _row_norms(flat)
-    near = tolerance * (1 + max(np.abs(lower.y).max(initial=0.0), np.abs(x).max(initial=0.0)))
+    tolerance = np.where(np.diff(b.indptr) > 0, margin.coupled, margin.own)
     # The exact solve may have had to relax the rows by rounding; a force always marks its row as active.
-    near = np.full(len(low), near + lower.relaxation)
-    pressed = tolerance * force_scale(flat, x, lower)
-    at_upper, at_lower = (
-        (high - image <= near) | (force > pressed),
-        (image - low <= near) | (force < -pressed),
-    )
+    near = tolerance * (1 + max(np.abs(lower.y).max(initial=0.0), np.abs(x).max(initial=0.0))) + lower.relaxation
+    zero = tolerance * force_scale(flat, x, lower)
+    at_upper, at_lower = (high - image <= near) | (force > zero), (image - low <= near) | (force < -zero)
     empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
     equality = np.isfinite(high) & (high - low <= 1e-12 * (1 + np.abs(high))) & ~empty
     at_upper, at_lower = at_upper & ~equality & ~empty, at_lower & ~equality & ~empty
@@ -77,21 +86,26 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, toleran
     index = np.concatenate(order)
     parts_a, parts_b = [sp.diags(sign) @ a[index]], [sp.diags(sign) @ b[index]]
     multiplier = [sign * force[index]]
+    zeros = [zero[index]]
     for ball, value in zip(flat.y_rows.balls, lower.ball_multipliers, strict=True):
         offset = lower.y[ball.index] - ball.center
-        if np.linalg.norm(offset) >= ball.radius * (1 - tolerance):
+        if np.linalg.norm(offset) >= ball.radius * (1 - margin.own):
             normal = np.zeros(flat.n_y)
             normal[ball.index] = offset / np.linalg.norm(offset)
             parts_a.append(sp.csr_matrix(normal))
             parts_b.append(sp.csr_matrix((1, flat.n_x)))
             multiplier.append(np.array([value * np.linalg.norm(offset)]))
+            zeros.append(np.array([margin.own * force_scale(flat, x, lower)]))
     forces = np.concatenate(multiplier)
     free = np.arange(len(forces)) < len(order[0])
     forces = np.where(free, forces, np.maximum(forces, 0.0))
-    return _merge(sp.vstack(parts_a, format="csr"), sp.vstack(parts_b, format="csr"), free, forces)
+    stack = lambda parts: sp.vstack(parts, format="csr")
+    return _merge(stack(parts_a), stack(parts_b), free, forces, np.concatenate(zeros))
 
 
-def _merge(a: sp.csr_matrix, b: sp.csr_matrix, equality: np.ndarray, multiplier: np.ndarray) -> ActiveRows:
+def _merge(
+    a: sp.csr_matrix, b: sp.csr_matrix, equality: np.ndarray, multiplier: np.ndarray, zero: np.ndarray
+) -> ActiveRows:
     """Merge equal rows into one, and opposite ones into an equality: neither changes the problem."""
     together = sp.csr_matrix(sp.hstack([a, b]))
     together.data = together.data.round(10) + 0.0  # no negative zeros: rows are compared byte by byte
@@ -116,11 +130,14 @@ def _merge(a: sp.csr_matrix, b: sp.csr_matrix, equality: np.ndarray, multiplier:
             groups[same] = row
             keep.append(row)
     pick = np.array(keep, int)
+    equality, multiplier = np.array(merged_equality, bool)[pick], np.array(merged_multiplier, float)[pick]
     return ActiveRows(
         a=a[pick],
         b=b[pick],
-        equality=np.array(merged_equality, bool)[pick],
-        multiplier=np.array(merged_multiplier, float)[pick],
+        equality=equality,
+        multiplier=multiplier,
+        weak=~equality & (multiplier <= zero[pick]),
+        zero=zero[pick],
         count_before_merging=a.shape[0],
     )
 
@@ -142,37 +159,20 @@ def smallest_singular_value(a: sp.csr_matrix) -> float:
     return float(np.linalg.norm(a.T @ vector) / np.linalg.norm(vector))
 
 
-def unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
-    """Return which rows have a unique multiplier: those that vanish in a random vector of the null space of a'."""
-    random = np.random.default_rng(0).standard_normal(a.shape[0])
-    return np.abs(project_out(sp.csr_matrix(a.T), random)) <= 1e-7
-
-
-def resolve_multipliers(active: ActiveRows, unique: np.ndarray, weak: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which rows have a zero multiplier in every multiplier vector, and which in some but not in all.
-
-    Where rows are dependent, the vector at hand is one of many: a linear program tells the least and the largest.
-    """
-    weak, sometimes = weak.copy(), np.zeros(len(unique), bool)
-    undecided = np.flatnonzero(~unique & ~active.equality)
-    sometimes[undecided] = True
-    if len(undecided) == 0 or len(undecided) > 300:
-        return weak, sometimes  # too many to ask one by one: the stricter condition stays sufficient
-    balance, positive = active.a.T @ active.multiplier, 1e-7 * (1 + np.abs(active.multiplier).max())
-    bounds = [(None, None) if free else (0, None) for free in active.equality]
-    for row in undecided:
-        cost = np.zeros(len(unique))
-        cost[row] = 1.0
-        least = linprog(cost, A_eq=active.a.T, b_eq=balance, bounds=bounds, method="highs")
-        largest = linprog(-cost, A_eq=active.a.T, b_eq=balance, bounds=bounds, method="highs")
-        always = least.status == 0 and least.fun > positive
-        never = largest.status == 0 and -largest.fun <= positive
-        weak[row], sometimes[row] = never, not always and not never
-    return weak, sometimes
-
-
 def project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
     """Return the part of a vector on which all rows vanish."""
-    if rows.shape[0] * rows.shape[1] <= MAX_DENSE:
-        return vector - rows.T @ np.linalg.lstsq(rows.T.toarray(), vector, rcond=1e-10)[0]
-    return vector - rows.T @ spl.lsmr(rows.T, vector, atol=1e-13, btol=1e-13, maxiter=20_000)[0]
+    rows = sp.csr_matrix(rows)
+    rows.eliminate_zeros()
+    single = np.flatnonzero(np.diff(rows.indptr) == 1)
+    free = np.ones(rows.shape[1], bool)
+    free[rows.indices[rows.indptr[single]]] = False
+    # Rows of one entry take their column out; in networks they leave a system a hundred times smaller.
+    rest = sp.csr_matrix(rows[:, free])
+    rest = rest[np.diff(rest.indptr) > 0]
+    part, answer = vector[free], np.zeros(len(vector))
+    if rest.shape[0] * rest.shape[1] <= MAX_DENSE:
+        weights = np.linalg.lstsq(rest.T.toarray(), part, rcond=1e-10)[0]
+    else:
+        weights = spl.lsmr(rest.T, part, atol=1e-13, btol=1e-13, maxiter=20_000)[0]
+    answer[free] = part - rest.T @ weights
+    return answer

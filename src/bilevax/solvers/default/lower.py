@@ -16,8 +16,10 @@ import dataclasses
 import numpy as np
 import scipy.linalg as sla
 import scipy.sparse as sp
+from scipy.optimize import lsq_linear
 
 from bilevax.derivatives import FlatProblem
+from bilevax.solvers.default.quadratic_program import solve_qp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +144,8 @@ class LowerModel:
             free = rows.R @ free_y + rows.N @ x - rows.c
             solved = solve_complementarity(expansion.compliance, free, rows.inequality, held)
             if solved is None:
+                solved = self._interior(expansion, free_y, x)
+            if solved is None:
                 return None
             force, held = solved
             target = free_y - expansion.inverse_rows @ force
@@ -163,6 +167,23 @@ class LowerModel:
             else:
                 return None
         return None
+
+    def _interior(
+        self, expansion: Expansion, free_y: np.ndarray, x: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return (force, held) of the quadratic model by an interior point: for degenerate rows where pivots cycle."""
+        rows = self.rows
+        hessian = sp.csc_matrix(expansion.hessian + self.lift * sp.eye(len(free_y)))
+        upper = rows.c - rows.N @ x
+        lower = np.where(rows.inequality, -np.inf, upper)
+        y = solve_qp(hessian, -(hessian @ free_y), sp.csr_matrix(rows.R), lower, upper)
+        if y is None:
+            return None
+        held = ~rows.inequality | (rows.R @ y - upper >= -1e-8 * (1 + np.abs(upper).max(initial=0.0)))
+        bounds = (np.where(rows.inequality[held], 0.0, -np.inf), np.inf)
+        force = np.zeros(rows.count)
+        force[held] = lsq_linear(rows.R[held].T, hessian @ (free_y - y), bounds, method="bvls", tol=1e-14).x
+        return force, held
 
 
 # Curvature below _FLAT of the largest counts as none, and is replaced by _LIFT of the largest.
@@ -205,7 +226,7 @@ def _one_by_one(
             break
         rows = rows[~negative]
     settled = np.zeros(len(free), bool)
-    for _ in range(20 * len(free) + 100):
+    for _ in range(2 * len(free) + 100):
         value = free - compliance @ force
         value[rows] = 0.0
         value[settled] = 0.0

@@ -61,10 +61,18 @@ def solve_qp(
     solved = _dense(program) if dense else _sparse(program)
     if solved is None:
         return None
-    v, pressed = solved
+    v, pressed = solved[:2]
     if not len(balls):
         v = _sharpen(program, pressed, v)
     return v if program.holds(v, 1e-7) else None
+
+
+def solve_sparse_qp(
+    hessian: Any, gradient: np.ndarray, matrix: Any, lower: np.ndarray, upper: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the minimiser as `solve_qp` does, without sharpening, and the rows' multipliers."""
+    solved = _sparse(_Program(hessian, gradient, sp.csr_matrix(matrix), lower, upper, ()))
+    return None if solved is None else (solved[0], solved[2])
 
 
 def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
@@ -124,8 +132,8 @@ def _reach(value: np.ndarray, step: np.ndarray) -> float:
     return min(1.0, float(np.min(-value[shrinking] / step[shrinking], initial=1.0)))
 
 
-def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
-    """Clarabel, for sparse programs and balls."""
+def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Clarabel, for sparse programs and balls: the minimiser, the sides on which rows press, their multipliers."""
     hessian, gradient, matrix = program.hessian, program.gradient, sp.csr_matrix(program.matrix)
     lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
     parts = [matrix[equal], matrix[above], -matrix[below]]
@@ -154,8 +162,13 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None
     cuts = np.cumsum([equal.sum(), above.sum(), below.sum()])
-    _, pressed_above, pressed_below, _ = np.split(np.array(answer.z) > np.array(answer.s), cuts)
-    return v, program.sides(pressed_above, pressed_below)
+    force = np.array(answer.z)
+    _, pressed_above, pressed_below, _ = np.split(force > np.array(answer.s), cuts)
+    multipliers = np.zeros(len(lower))
+    multipliers[equal], force_above, force_below, _ = np.split(force, cuts)
+    multipliers[above] += force_above
+    multipliers[below] -= force_below
+    return v, program.sides(pressed_above, pressed_below), multipliers
 
 
 def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -1,109 +1,108 @@
-"""Phi smoothed by the lower level's central path, and its descent.
+"""Descent on a smoothed Phi while the smoothing shrinks, whatever does the smoothing.
 
-For a barrier mu and a softness eps the rows carry ``force * slack = mu`` and may give way by ``eps * force``: an answer
-y(x) exists for every x, is unique and smooth, and its gradient costs one more solve with the factor at hand. The
-smoothed objective is
-
-    f(x, y(x)) + kappa * eps * sum(force),
-
-whose second term is the price of leaving the set of x for which the lower level is feasible.
+An *oracle* returns a smoothed objective with its gradient at any x, whether the lower level is feasible there or not.
+There are three: `central_path` and `sparse_path`, which factorise, and `first_order`, which only applies the problem's
+operators.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import scipy.linalg as sla
 
-from bilevax.solvers.default.lower import LowerModel, centre
 from bilevax.solvers.default.quadratic_program import UpperSet
 
 
 @dataclasses.dataclass(frozen=True)
 class SmoothPoint:
-    """The smoothed objective at x with its gradient."""
+    """The smoothed objective at x with its gradient.
+
+    ``force`` are the rows' multipliers, ``error`` estimates how far the gradient is from exact, and ``accurate`` tells
+    whether that is near enough to judge a step by; ``state`` lets the oracle that made the point go on from it.
+    """
 
     x: np.ndarray
     y: np.ndarray
     force: np.ndarray
-    slack: np.ndarray
     value: float
     gradient: np.ndarray
-    sensitivity: np.ndarray
+    smoothing: Any
+    state: Any = None
+    error: float = 0.0
+    accurate: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Smoothing:
-    """How much is smoothed."""
+class Oracle(Protocol):
+    """A smoothed objective; its ``smoothing`` is any dataclass with a field ``kappa``, the price of infeasibility."""
 
-    barrier: float
-    softness: float
-    kappa: float
+    def begin(self) -> SmoothPoint | None:
+        """Return the first point, at no price yet."""
+        ...
+
+    def evaluate(self, x: np.ndarray, smoothing: Any, warm: SmoothPoint) -> SmoothPoint | None:
+        """Return the point at x, started from a near one; None where it cannot be computed."""
+        ...
+
+    def price(self, point: SmoothPoint) -> float:
+        """Return a price for leaving the feasible set: above the rows' typical marginal value."""
+        ...
+
+    def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
+        """Return the point at the same x with ten times less smoothing."""
+        ...
+
+    def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Any]:
+        """Return where the next stage starts and its smoothing, given the last point and its tightened twin."""
+        ...
+
+    def refit(self, point: SmoothPoint) -> SmoothPoint | None:
+        """Return the point with its smoothing brought back to the stage's own size, or None where it fits."""
+        ...
+
+    def refine(self, point: SmoothPoint) -> SmoothPoint:
+        """Return the point more accurately, after steps from it failed."""
+        ...
 
 
-def evaluate(
-    model: LowerModel, x: np.ndarray, smoothing: Smoothing, warm: SmoothPoint | None, y: np.ndarray
-) -> SmoothPoint | None:
-    """Return the smoothed objective at x, started from a near point; None where it cannot be computed."""
-    rows = model.rows
-    y = y if warm is None else warm.y
-    start = None if warm is None else (warm.force, warm.slack)
-    for _ in range(_MAX_NEWTON):
-        try:
-            expansion = model.expand(x, y)
-        except (FloatingPointError, np.linalg.LinAlgError):
-            return None
-        gradient = model.gradient(x, y)
-        if not np.isfinite(gradient).all():
-            return None
-        free_y = y - expansion.solve(gradient)
-        free = rows.R @ free_y + rows.N @ x - rows.c
-        centred = (np.zeros(0), np.zeros(0))
-        if rows.count:
-            central = centre(expansion.compliance, free, rows.inequality, smoothing.barrier, smoothing.softness, start)
-            if central is None and start is not None:
-                central = centre(expansion.compliance, free, rows.inequality, smoothing.barrier, smoothing.softness)
-            if central is None:
-                return None
-            centred = central
-        force, slack = centred
-        target = free_y - expansion.inverse_rows @ force
-        residual = model.gradient(x, target) + rows.R.T @ force
-        if not np.isfinite(residual).all():
-            y, start = y + 0.5 * (target - y), centred
+class Followed(NamedTuple):
+    """A point on the way; ``last`` of its stage or not."""
+
+    point: SmoothPoint
+    last: bool
+
+
+Descent = Callable[[Any, UpperSet, SmoothPoint], Iterator[SmoothPoint]]
+
+
+def follow(oracle: Oracle, upper: UpperSet, stages: int, descent: Descent | None = None) -> Iterator[Followed]:
+    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage."""
+    descent = smooth_descent if descent is None else descent
+    point = oracle.begin()
+    if point is None:
+        return
+    smoothing = dataclasses.replace(point.smoothing, kappa=oracle.price(point))
+    stage = 0
+    for _ in range(3 * stages):
+        point = oracle.evaluate(point.x, smoothing, point)
+        if point is None:
+            return
+        for step in descent(oracle, upper, point):
+            yield Followed(step, last=False)
+            point = step
+        stiff = oracle.tighten(point)
+        if stiff is None:
+            return
+        if stiff.force.max(initial=0.0) > 3 * point.force.max(initial=0.0):
+            # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
+            kappa = max(5 * point.smoothing.kappa, oracle.price(point))
+            smoothing = dataclasses.replace(point.smoothing, kappa=kappa)
             continue
-        small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(force).max(initial=0.0))
-        y, start = target, centred
-        if np.abs(residual).max(initial=0.0) <= small:
-            break
-    else:
-        return None
-    return _finish(model, x, y, force, slack, smoothing)
-
-
-def _finish(
-    model: LowerModel, x: np.ndarray, y: np.ndarray, force: np.ndarray, slack: np.ndarray, smoothing: Smoothing
-) -> SmoothPoint | None:
-    rows, flat, expansion = model.rows, model.flat, model.expand(x, y)
-    f_x, f_y = flat.gradients("upper", x, y)
-    if not (np.isfinite(f_x).all() and np.isfinite(f_y).all()):
-        return None
-    adjoint = expansion.solve(f_y)
-    price = smoothing.kappa * smoothing.softness * rows.inequality
-    gradient = f_x - expansion.mixed.T @ adjoint
-    sensitivity = np.zeros(0)
-    if rows.count:
-        ratio = np.where(rows.inequality, slack / np.where(rows.inequality, force, 1.0), 0.0)
-        system = expansion.compliance + np.diag(smoothing.softness + ratio + 1e-14)
-        sensitivity = sla.cho_solve(sla.cho_factor(system, check_finite=False), price - rows.R @ adjoint)
-        gradient = gradient + expansion.slope.T @ sensitivity
-    value = flat.value("upper", x, y) + float(price @ force)
-    if not (np.isfinite(value) and np.isfinite(gradient).all()):
-        return None
-    return SmoothPoint(x, y, force, slack, value, gradient, sensitivity)
-
-
-_MAX_NEWTON = 40
+        stage += 1
+        yield Followed(point, last=True)
+        if stage == stages:
+            return
+        point, smoothing = oracle.advance(point, stiff)
 
 
 class History:
@@ -136,9 +135,7 @@ class History:
         return -inside(q)
 
 
-def smooth_descent(
-    model: LowerModel, upper: UpperSet, point: SmoothPoint, smoothing: Smoothing, iterations: int = 40
-) -> Iterator[SmoothPoint]:
+def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint, iterations: int = 40) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen twentyfold."""
     history, values = History(), [point.value]
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
@@ -154,11 +151,12 @@ def smooth_descent(
             history.pairs.clear()
             direction = -inside * 0.1 * radius / max(np.linalg.norm(inside), 1e-300)
         direction = direction * min(1.0, radius / max(np.linalg.norm(direction), 1e-300))
-        found = _search(model, upper, point, direction, smoothing, max(values[-5:]))
+        found = _search(oracle, upper, point, direction, max(values[-5:]))
         if found is None:
             if not history.pairs:
                 return
             history.pairs.clear()
+            point = oracle.refine(point)
             continue
         history.add(found.x - point.x, found.gradient - point.gradient)
         stuck = point.value - found.value <= 1e-10 * (1 + abs(point.value)) and len(values) > 5
@@ -167,24 +165,27 @@ def smooth_descent(
         yield point
         if stuck:
             return
+        refitted = oracle.refit(point)
+        if refitted is not None:
+            point, values = refitted, [refitted.value]
 
 
 def _search(
-    model: LowerModel,
-    upper: UpperSet,
-    point: SmoothPoint,
-    direction: np.ndarray,
-    smoothing: Smoothing,
-    reference: float,
+    oracle: Oracle, upper: UpperSet, point: SmoothPoint, direction: np.ndarray, reference: float
 ) -> SmoothPoint | None:
     """Backtrack along the projected direction until the value falls enough."""
     length = 1.0
     for _ in range(15):
         x = upper.project(point.x + length * direction)
-        trial = evaluate(model, x, smoothing, point, point.y)
+        trial = oracle.evaluate(x, point.smoothing, point)
         decrease = float(point.gradient @ (x - point.x))
-        if trial is not None and trial.value <= reference + 1e-4 * decrease + 1e-12 * abs(reference):
-            return trial
-        curvature = np.inf if trial is None else trial.value - point.value - decrease
+        if trial is not None and trial.accurate:
+            # What an inexact gradient leaves open must not stop a step, nor excuse one that goes uphill.
+            doubt = min(trial.error * float(np.linalg.norm(x - point.x)), 0.3 * abs(decrease))
+            if trial.value <= reference + 1e-4 * decrease + 1e-12 * abs(reference) + doubt:
+                return trial
+            curvature = trial.value - point.value - decrease
+        else:
+            curvature = np.inf
         length *= np.clip(-decrease / (2 * curvature), 0.1, 0.5) if 0 < curvature < np.inf else 0.25
     return None

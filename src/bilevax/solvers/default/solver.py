@@ -1,28 +1,43 @@
 """`Default`: the method behind ``solve(problem, x0)``, in the order in which one would explain it.
 
 1. *Start*: project x0 onto X; where the lower level is infeasible there, move to the nearest x where it is not.
-2. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
-3. *Exact descent*: from there, and from the start itself, descend on the exact pieces of Phi to a first-order point.
-4. Return the better of the two. The certificate, which shares none of this code, is the driver's business.
+2. *Best case*: minimise f over x and y together. If the lower level agrees with that y, nothing better exists.
+3. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
+4. *Exact descent*: from there, from the best case and from the start itself, descend on the exact pieces of Phi.
+5. Return the best. The certificate, which shares none of this code, is the driver's business.
+
+The work is done by dense matrices in the space of the rows, by sparse ones in that of y and the rows, or by sweeps.
 """
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
+import jax
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax import _trees
 from bilevax._threads import blas_threads
 from bilevax.derivatives import FlatProblem
+from bilevax.solvers.default.central_path import CentralPath
+from bilevax.solvers.default.first_order import PairOracle
+from bilevax.solvers.default.interior import InteriorLower
+from bilevax.solvers.default.joint_pieces import evaluate_jointly, joint_descent
 from bilevax.solvers.default.lower import LowerModel
+from bilevax.solvers.default.newton import newton_descent
 from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
-from bilevax.solvers.default.smoothing import Smoothing, SmoothPoint, evaluate, smooth_descent
+from bilevax.solvers.default.relaxation import best_case, joint_rows
+from bilevax.solvers.default.smoothing import SmoothPoint, follow, smooth_descent
+from bilevax.solvers.default.sparse_path import SparsePath
 
 
 class Snapshot(NamedTuple):
-    """Where the search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one."""
+    """Where the search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one.
+
+    ``sweeps`` counts the first-order variant's work so far: None in the direct one.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -31,47 +46,79 @@ class Snapshot(NamedTuple):
     exact: bool = True
     final: bool = False
     converged: bool = False
+    sweeps: int | None = None
+
+    def replaces(self, best: "Snapshot") -> bool:
+        """Return whether this is the one to keep; where nothing exact is known yet, the latest is."""
+        return self.final or (self.value <= best.value if self.exact and best.exact else self.exact or not best.exact)
+
+
+Variant = Literal["auto", "direct", "first-order"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Default:
     """The tuning-free default: smoothing to find a basin, exact pieces to finish in it.
 
-    Direct: it factorises the lower level's Hessian and a matrix of the size of its rows. For convex lower levels with
-    affine rows; f may be nonconvex.
+    For convex lower levels with affine rows; f may be nonconvex.
+
+    Parameters
+    ----------
+    variant
+        ``"direct"`` factorises: dense matrices up to 6000 variables and rows, sparse ones where g is linear in some
+        variables or the problem is large and sparse. ``"first-order"`` only applies the problem's functions and
+        operators. ``"auto"`` is direct where it can be. With the first-order variant, above 6000 variables and with
+        balls as Y, there are no exact pieces: the answer is the smoothed one.
     """
 
+    variant: Variant = "auto"
     default_max_steps: ClassVar[int] = 2000
     stages: ClassVar[int] = 6
+
+    def __post_init__(self):
+        if self.variant not in get_args(Variant):
+            raise ValueError(f"variant: expected one of {', '.join(get_args(Variant))}, got {self.variant!r}.")
 
     def search(
         self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
     ) -> Iterator[Snapshot]:
         """Yield a snapshot after each step; the last one is the answer. A ``settled`` start skips the smoothing."""
-        rows = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0]
-        if max(flat.n_x, flat.n_y, rows) > _LARGEST:
-            raise ValueError(
-                f"solver: the default factorises dense matrices and expects at most {_LARGEST} variables and rows; got "
-                f"{flat.n_x} in x, {flat.n_y} in y and {rows} rows. Use a first-order solver such as SFLCB(...)."
-            )
-        if flat.y_rows.balls:
-            raise ValueError("y_set: the default does not handle a Ball as Y yet; use SFLCB(...).")
-        model, upper = LowerModel(flat), UpperSet(flat.x_rows)
-        with blas_threads(max(flat.n_x, flat.n_y, model.rows.count)):
-            yield from self._search(model, upper, x0, y0, rtol, settled)
-
-    def _search(
-        self, model: LowerModel, upper: UpperSet, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool
-    ) -> Iterator[Snapshot]:
-        flat = model.flat
+        rows = _row_count(flat)
+        size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
+        upper, dense = UpperSet(flat.x_rows), size <= _LARGEST and not flat.y_rows.balls
         x, y = upper.project(x0), _first_guess(flat) if y0 is None else y0
+        direct = self.variant != "first-order" or settled
+        with blas_threads(size):
+            if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
+                yield from self._sparse(InteriorLower(flat), upper, x, None if y0 is None else y, rtol, settled)
+            elif direct and dense:
+                yield from self._dense(LowerModel(flat), upper, x, y, rtol, settled)
+            elif self.variant == "direct":
+                raise ValueError(
+                    f"variant: direct expects no Ball in Y and at most {_LARGEST} variables and rows, or more of "
+                    f"sparse ones; got {flat.n_x} in x, {flat.n_y} in y, {rows} rows, {len(flat.y_rows.balls)} balls. "
+                    "Leave the variant to auto."
+                )
+            else:
+                yield from self._first_order(flat, LowerModel(flat) if dense else None, upper, x, y, rtol)
+
+    def _dense(
+        self, model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, settled: bool
+    ) -> Iterator[Snapshot]:
         start = _feasible_start(model, upper, x, y)
         if start is None:
             yield Snapshot(x, y, "start", np.inf, final=True)
             return
         yield _snapshot(start, "start")
-        best, converged = start, False
-        for basin in [start] if settled else self._basins(model, upper, start):
+        best, converged, basins = start, False, [start]
+        if not settled:
+            ideal = best_case(model.flat, start.lower.x, start.lower.y)
+            landed = None if ideal is None else _feasible_start(model, upper, ideal.x, ideal.y)
+            if ideal is not None and landed is not None and ideal.promises(landed.value):
+                yield _snapshot(landed, "best case")._replace(final=True, converged=True)
+                return
+            basins = self._basins(model, upper, start, landed)
+        for basin in basins:
             if isinstance(basin, SmoothPoint):
                 yield Snapshot(basin.x, basin.y, "smooth descent", basin.value, exact=False)
                 continue
@@ -83,65 +130,116 @@ class Default:
                 best, converged = point, finished
         yield _snapshot(best, "answer")._replace(final=True, converged=converged)
 
-    def _basins(self, model: LowerModel, upper: UpperSet, start: Evaluated) -> Iterator[SmoothPoint | Evaluated]:
+    def _basins(
+        self, model: LowerModel, upper: UpperSet, start: Evaluated, best_case: Evaluated | None
+    ) -> Iterator[SmoothPoint | Evaluated]:
         """Yield smooth points on the way, and exact points from which exact descent should go on."""
         end = None
         if model.rows.inequality.any():
-            for end in self._shrink(model, upper, start):
-                yield end
+            for step in follow(CentralPath(model, start.lower), upper, self.stages):
+                if not step.last:
+                    end = step.point
+                    yield end
         if end is not None:
             landed = _feasible_start(model, upper, end.x, end.y)
             if landed is not None:
                 yield landed
         yield start
+        if best_case is not None:
+            yield best_case
 
-    def _shrink(self, model: LowerModel, upper: UpperSet, start: Evaluated) -> Iterator[SmoothPoint]:
-        """Follow the smoothed minimiser; the first smoothing is large against the rows' own values and forces."""
-        lower, inequality = start.lower, model.rows.inequality
-        pull = np.abs(model.gradient(lower.x, lower.y)).max(initial=0.0)
-        force = max(lower.force[inequality].max(), 1e-3 * pull, 1e-6)
-        room = np.median(np.abs(lower.value[inequality])) + 1e-3
-        softness = 1e-3 * float(np.diag(lower.expansion.compliance)[inequality].mean())
-        smoothing = Smoothing(10 * force * room, softness, kappa=0.0)
-        point = evaluate(model, lower.x, smoothing, None, lower.y)
+    def _sparse(
+        self,
+        lower: InteriorLower,
+        upper: UpperSet,
+        x: np.ndarray,
+        y: np.ndarray | None,
+        rtol: float,
+        settled: bool,
+    ) -> Iterator[Snapshot]:
+        """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
+        first = _first_guess(lower.flat) if y is None else y
+        yield Snapshot(x, first, "start", np.inf, exact=False)
+        if not settled:
+            descent = newton_descent if len(x) <= _FEW else smooth_descent
+            for step, _ in follow(SparsePath(lower, x, y), upper, self.stages - 1, descent):
+                yield Snapshot(step.x, step.y, "smooth descent", step.value, exact=False)
+                x = step.x
+        nearest = _nearest_feasible(lower.flat, x)
+        point = None if nearest is None else evaluate_jointly(lower, upper.project(nearest[0]))
         if point is None:
+            yield Snapshot(x, first, "answer", np.inf, final=True)
             return
-        smoothing = dataclasses.replace(smoothing, kappa=_price(point, inequality))
-        stage = 0
-        for _ in range(3 * self.stages):
-            point = evaluate(model, point.x, smoothing, point, point.y)
-            if point is None:
-                return
-            for step in smooth_descent(model, upper, point, smoothing):
-                yield step
-                point = step
-            tighter = dataclasses.replace(smoothing, barrier=0.1 * smoothing.barrier, softness=0.1 * smoothing.softness)
-            stiff = evaluate(model, point.x, tighter, None, point.y)
-            if stiff is None:
-                return
-            if stiff.force.max() > 3 * point.force.max():
-                # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
-                smoothing = dataclasses.replace(smoothing, kappa=max(5 * smoothing.kappa, _price(point, inequality)))
+        yield Snapshot(point.x, point.y, "exact descent", point.value)
+        for step in joint_descent(lower, upper, point, rtol):
+            point = step
+            yield Snapshot(point.x, point.y, "exact descent", point.value)
+        # Whether a descent that ended without saying so has arrived is for the certificate to tell.
+        yield Snapshot(point.x, point.y, "answer", point.value, final=True, converged=True)
+
+    def _first_order(
+        self, flat: FlatProblem, model: LowerModel | None, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float
+    ) -> Iterator[Snapshot]:
+        """Smooth by sweeps; where the size allows, try after each stage to finish exactly, and stop once that works."""
+        oracle = PairOracle(flat, upper, x, y)
+        yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
+        best, converged, last, stages = None, False, None, 0
+        for last, ended in follow(oracle, upper, self.stages):
+            stages += ended
+            yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
+            if model is None or not ended:
                 continue
-            stage += 1
-            if stage == self.stages:
-                return
-            # Where x0 hardly touched its rows, the forces met on the way are the better scale.
-            grown = float(np.clip(np.quantile(point.force[inequality], 0.9) / force, 1.0, 10.0))
-            force *= grown
-            smoothing = dataclasses.replace(tighter, barrier=grown * tighter.barrier)
+            landed = _feasible_start(model, upper, last.x, last.y)
+            if landed is None:
+                continue
+            point, finished = landed, False
+            for step in exact_descent(model, upper, landed, rtol):
+                point, finished = step
+                yield _snapshot(point, "exact descent", oracle.sweeps)
+            again = best is not None and abs(point.value - best.value) <= 1e-9 * (1 + abs(best.value))
+            if best is None or (finished, -point.value) > (converged, -best.value):
+                best, converged = point, finished
+            if (converged or again) and best.value <= oracle.promise(last):
+                break
+        if best is not None:
+            # Whether a descent that ended without saying so has arrived is for the certificate to tell.
+            yield _snapshot(best, "answer", oracle.sweeps)._replace(final=True, converged=True)
+        elif last is None:
+            yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=oracle.sweeps)
+        else:
+            x, y = _settle(flat, upper, last)
+            answer = Snapshot(x, y, "answer", last.value, exact=False, final=True, sweeps=oracle.sweeps)
+            yield answer._replace(converged=stages == self.stages)
 
 
-_LARGEST = 6000
+_LARGEST = 6000  # variables and rows of dense matrices
+_SPARSE = 1500  # from here on sparse matrices, if they are sparse
+_FEW = 500  # so few x that second derivatives pay
 
 
-def _price(point: SmoothPoint, inequality: np.ndarray) -> float:
-    """Return a price for leaving the feasible set: above the rows' typical marginal value."""
-    return 2 * float(np.quantile(np.abs(point.sensitivity[inequality]), 0.75))
+def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) -> bool:
+    """Return whether the lower level is a case for sparse matrices: linear in some variables, or large and sparse."""
+    if size > _LARGEST and not flat.has_diagonal_hessian("lower", x, y):
+        return False  # a full Hessian of that size cannot even be looked at
+    hessian = flat.hessian("lower", "y", "y", x, y)
+    filled = hessian.nnz + flat.rows.A.nnz
+    sparse = filled <= 20 * (flat.n_y + flat.rows.A.shape[0])
+    return sparse and (size > _SPARSE or bool(np.any(hessian.diagonal() == 0.0)))
 
 
-def _snapshot(point: Evaluated, phase: str) -> Snapshot:
-    return Snapshot(point.lower.x, point.lower.y, phase, point.value)
+def _row_count(flat: FlatProblem) -> int:
+    """Return how many rows the couplings have, without applying them."""
+    return _trees.size(jax.eval_shape(lambda x, y: flat.problem.rows(x, y), flat.x_like, flat.y_like))
+
+
+def _snapshot(point: Evaluated, phase: str, sweeps: int | None = None) -> Snapshot:
+    return Snapshot(point.lower.x, point.lower.y, phase, point.value, sweeps=sweeps)
+
+
+def _settle(flat: FlatProblem, upper: UpperSet, point: SmoothPoint) -> tuple[np.ndarray, np.ndarray]:
+    """Return the nearest point for which the lower level is feasible: softened rows leave x slightly beyond."""
+    nearest = _nearest_feasible(flat, point.x)
+    return (point.x, point.y) if nearest is None else (upper.project(nearest[0]), point.y)
 
 
 def _feasible_start(model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray) -> Evaluated | None:
@@ -156,20 +254,10 @@ def _feasible_start(model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.nda
 
 def _nearest_feasible(flat: FlatProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the nearest x in X for which some y in Y satisfies the rows: a projection in (x, y), rows being affine."""
-    rows, y_rows, x_rows = flat.rows, flat.y_rows, flat.x_rows
-    empty = sp.csr_matrix
-    matrix = sp.vstack(
-        [
-            sp.hstack([rows.B, rows.A]),
-            sp.hstack([empty((y_rows.matrix.shape[0], flat.n_x)), y_rows.matrix]),
-            sp.hstack([x_rows.matrix, empty((x_rows.matrix.shape[0], flat.n_y))]),
-        ]
-    )
-    lower = np.concatenate([rows.lower, y_rows.lower, x_rows.lower])
-    upper = np.concatenate([rows.upper, y_rows.upper, x_rows.upper])
+    rows = joint_rows(flat)
     hessian = sp.diags(np.concatenate([np.ones(flat.n_x), np.full(flat.n_y, 1e-8)]))
-    balls = [*x_rows.balls, *(dataclasses.replace(ball, index=ball.index + flat.n_x) for ball in y_rows.balls)]
-    solved = solve_qp(hessian, np.concatenate([-x, np.zeros(flat.n_y)]), matrix, lower, upper, balls)
+    gradient = np.concatenate([-x, np.zeros(flat.n_y)])
+    solved = solve_qp(hessian, gradient, rows.matrix, rows.lower, rows.upper, rows.balls)
     return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])
 
 

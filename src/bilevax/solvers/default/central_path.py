@@ -1,0 +1,144 @@
+"""The direct oracle: Phi smoothed by the lower level's central path.
+
+For a barrier mu and a softness eps the rows carry ``force * slack = mu`` and may give way by ``eps * force``: an answer
+y(x) exists for every x, is unique and smooth, and its gradient costs one more solve with the factor at hand. The
+smoothed objective is
+
+    f(x, y(x)) + kappa * eps * sum(force),
+
+whose second term is the price of leaving the set of x for which the lower level is feasible.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg as sla
+
+from bilevax.solvers.default.lower import LowerModel, LowerPoint, centre
+from bilevax.solvers.default.smoothing import SmoothPoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Barrier:
+    """How much is smoothed."""
+
+    barrier: float
+    softness: float
+    kappa: float
+
+
+class _State(NamedTuple):
+    """Slacks of the inequality rows, and how the smoothed objective answers a change of each row."""
+
+    slack: np.ndarray
+    sensitivity: np.ndarray
+
+
+class CentralPath:
+    """The smoothed objective around an exact lower-level point."""
+
+    def __init__(self, model: LowerModel, start: LowerPoint):
+        self.model, self.start, self.inequality = model, start, model.rows.inequality
+        pull = np.abs(model.gradient(start.x, start.y)).max(initial=0.0)
+        # The first smoothing is large against the rows' own values and forces.
+        self.force = max(start.force[self.inequality].max(), 1e-3 * pull, 1e-6)
+
+    def begin(self) -> SmoothPoint | None:
+        """Return the smoothed point at the start, at no price yet."""
+        lower = self.start
+        room = np.median(np.abs(lower.value[self.inequality])) + 1e-3
+        softness = 1e-3 * float(np.diag(lower.expansion.compliance)[self.inequality].mean())
+        return self._evaluate(lower.x, Barrier(10 * self.force * room, softness, kappa=0.0), None, lower.y)
+
+    def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
+        """Return the smoothed point at x, started from a near one."""
+        return self._evaluate(x, smoothing, warm, warm.y)
+
+    def price(self, point: SmoothPoint) -> float:
+        """Return a price for leaving the feasible set: above the rows' typical marginal value."""
+        return 2 * float(np.quantile(np.abs(point.state.sensitivity[self.inequality]), 0.75))
+
+    def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
+        """Return the point at the same x with ten times less smoothing."""
+        before = point.smoothing
+        tighter = dataclasses.replace(before, barrier=0.1 * before.barrier, softness=0.1 * before.softness)
+        return self._evaluate(point.x, tighter, None, point.y)
+
+    def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Barrier]:
+        """Return where the next stage starts, and its smoothing."""
+        # Where x0 hardly touched its rows, the forces met on the way are the better scale.
+        grown = float(np.clip(np.quantile(point.force[self.inequality], 0.9) / self.force, 1.0, 10.0))
+        self.force *= grown
+        return point, dataclasses.replace(stiff.smoothing, barrier=grown * stiff.smoothing.barrier)
+
+    def refit(self, point: SmoothPoint) -> SmoothPoint | None:
+        """Return None: a stage's smoothing stays as it is."""
+        return None
+
+    def refine(self, point: SmoothPoint) -> SmoothPoint:
+        """Return the point itself: it is exact."""
+        return point
+
+    def _evaluate(
+        self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint | None, y: np.ndarray
+    ) -> SmoothPoint | None:
+        model, rows = self.model, self.model.rows
+        start = None if warm is None else (warm.force, warm.state.slack)
+        for _ in range(_MAX_NEWTON):
+            try:
+                expansion = model.expand(x, y)
+            except (FloatingPointError, np.linalg.LinAlgError):
+                return None
+            gradient = model.gradient(x, y)
+            if not np.isfinite(gradient).all():
+                return None
+            free_y = y - expansion.solve(gradient)
+            free = rows.R @ free_y + rows.N @ x - rows.c
+            path = lambda start, matrix=expansion.compliance, free=free: centre(
+                matrix, free, rows.inequality, smoothing.barrier, smoothing.softness, start
+            )
+            centred = (np.zeros(0), np.zeros(0))
+            if rows.count:
+                central = path(start)
+                if central is None and start is not None:
+                    central = path(None)
+                if central is None:
+                    return None
+                centred = central
+            force, slack = centred
+            target = free_y - expansion.inverse_rows @ force
+            residual = model.gradient(x, target) + rows.R.T @ force
+            if not np.isfinite(residual).all():
+                y, start = y + 0.5 * (target - y), centred
+                continue
+            small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(force).max(initial=0.0))
+            y, start = target, centred
+            if np.abs(residual).max(initial=0.0) <= small:
+                return self._finish(x, y, force, slack, smoothing)
+        return None
+
+    def _finish(
+        self, x: np.ndarray, y: np.ndarray, force: np.ndarray, slack: np.ndarray, smoothing: Barrier
+    ) -> SmoothPoint | None:
+        model = self.model
+        rows, flat, expansion = model.rows, model.flat, model.expand(x, y)
+        f_x, f_y = flat.gradients("upper", x, y)
+        if not (np.isfinite(f_x).all() and np.isfinite(f_y).all()):
+            return None
+        adjoint = expansion.solve(f_y)
+        price = smoothing.kappa * smoothing.softness * rows.inequality
+        gradient = f_x - expansion.mixed.T @ adjoint
+        sensitivity = np.zeros(0)
+        if rows.count:
+            ratio = np.where(rows.inequality, slack / np.where(rows.inequality, force, 1.0), 0.0)
+            system = expansion.compliance + np.diag(smoothing.softness + ratio + 1e-14)
+            sensitivity = sla.cho_solve(sla.cho_factor(system, check_finite=False), price - rows.R @ adjoint)
+            gradient = gradient + expansion.slope.T @ sensitivity
+        value = flat.value("upper", x, y) + float(price @ force)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return None
+        return SmoothPoint(x, y, force, value, gradient, smoothing, _State(slack, sensitivity))
+
+
+_MAX_NEWTON = 40

@@ -1,0 +1,201 @@
+"""The lower level by an interior point on its sparse KKT system: for large sparse problems and merely convex g.
+
+Variables keep their bounds by barriers, rows carry a slack, a force and a softness:
+
+    grad_y g + A' force - below + above = 0,      A y + B x - c + slack = softness * force,
+    force * slack = below * (y - low) = above * (high - y) = barrier.
+
+With ``softness > 0`` it has an answer for every x, unique and smooth in x; both numbers near zero make it the exact
+lower level. Newton's method needs one factorisation of the quasi-definite matrix
+
+    K = [H + D   A' ]
+        [A      -T  ]
+
+a step, and the same factor gives the derivatives of the answer.
+"""
+
+import dataclasses
+
+import numpy as np
+import qdldl
+import scipy.sparse as sp
+
+from bilevax.derivatives import FlatProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class InteriorPoint:
+    """A point on the lower level's central path; rows as `InteriorLower` stacks them."""
+
+    x: np.ndarray
+    y: np.ndarray
+    force: np.ndarray
+    slack: np.ndarray
+    below: np.ndarray
+    above: np.ndarray
+    barrier: float
+    softness: float
+
+
+class InteriorLower:
+    """The lower level with its rows one-sided, equalities first, each of unit length; bounds of y kept apart."""
+
+    def __init__(self, flat: FlatProblem):
+        self.flat = flat
+        rows, simple = flat.rows, flat.y_rows
+        general = np.diff(simple.matrix.indptr) != 1
+        A = sp.vstack([rows.A, simple.matrix[general]], format="csr")
+        B = sp.vstack([rows.B, sp.csr_matrix((int(general.sum()), flat.n_x))], format="csr")
+        lower = np.concatenate([rows.lower, simple.lower[general]])
+        upper = np.concatenate([rows.upper, simple.upper[general]])
+        equal = lower == upper
+        above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
+        stack = lambda m: sp.vstack([m[equal], m[above], -m[below]], format="csr")
+        A, B, c = stack(A), stack(B), np.concatenate([upper[equal], upper[above], -lower[below]])
+        length = np.sqrt(np.asarray(A.multiply(A).sum(axis=1) + B.multiply(B).sum(axis=1)).ravel())
+        scale = 1 / np.where(length > 0, length, 1.0)
+        self.A, self.B, self.c = sp.csr_matrix(sp.diags(scale) @ A), sp.csr_matrix(sp.diags(scale) @ B), c * scale
+        self.inequality = np.arange(len(c)) >= int(equal.sum())
+        self.low, self.high = simple.intervals()
+        # A variable with coinciding bounds has no interior: an equality in all but name.
+        self.fixed = self.low == self.high
+        self.has_low, self.has_high = (np.isfinite(side) & ~self.fixed for side in (self.low, self.high))
+        self.room = float(np.median(np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0)))
+        self.room = max(self.room, 1e-3)
+        self.pull = 1.0
+        self._solver: qdldl.Solver | None = None
+        self._pattern = np.zeros(0, int)
+        self._matrix: sp.csc_matrix | None = None
+
+    def start(self, x: np.ndarray, y: np.ndarray | None = None) -> InteriorPoint:
+        """Return a first point: well inside the bounds, all forces alike."""
+        inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0))
+        y = np.clip(np.zeros(self.flat.n_y) if y is None else y, self.low + inset, self.high - inset)
+        gradient = np.abs(self.flat.gradients("lower", x, y)[1])
+        self.pull = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), 1e-6)
+        slack = np.maximum(self.c - self.A @ y - self.B @ x, self.room)
+        forces = np.full(len(y), self.pull)
+        return InteriorPoint(
+            x=x,
+            y=y,
+            force=np.where(self.inequality, self.pull, 0.0),
+            slack=np.where(self.inequality, slack, 0.0),
+            below=np.where(self.has_low, forces, 0.0),
+            above=np.where(self.has_high, forces, 0.0),
+            barrier=self.pull * self.room,
+            softness=self.room / self.pull,
+        )
+
+    def rooms(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distances of y from its bounds, 1 where there is none."""
+        return np.where(self.has_low, y - self.low, 1.0), np.where(self.has_high, self.high - y, 1.0)
+
+    def solve(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
+        """Return the central point at x, started from a near one; None where Newton's method fails."""
+        flat, inequality = self.flat, self.inequality
+        y, force, slack, below, above = (v.copy() for v in (warm.y, warm.force, warm.slack, warm.below, warm.above))
+        shift, length = self.B @ x - self.c, 1.0
+        tolerance = 1 + np.abs(shift).max(initial=0.0)
+        for _ in range(_MAX_NEWTON):
+            gradient = flat.gradients("lower", x, y)[1]
+            dual = gradient + self.A.T @ force - below + above
+            dual[self.fixed] = 0.0
+            primal = self.A @ y + shift - softness * force + slack
+            room_low, room_high = self.rooms(y)
+            products = np.concatenate(
+                [(below * room_low)[self.has_low], (above * room_high)[self.has_high], (force * slack)[inequality]]
+            )
+            size = 1 + np.abs(gradient).max(initial=0.0)
+            if not (np.isfinite(size) and np.isfinite(dual).all()):
+                return None
+            if (
+                np.abs(dual).max(initial=0.0) <= 1e-9 * size
+                and np.abs(primal).max(initial=0.0) <= 1e-10 * tolerance
+                and np.abs(products - barrier).max(initial=0.0) <= 1e-3 * barrier + 1e-16 * size
+            ):
+                return InteriorPoint(x, y, force, slack, below, above, barrier, softness)
+            # After a short step the point is too close to the boundary: centre before going on.
+            aim = max(barrier, (0.1 if length > 0.3 else 1.0) * float(products.mean())) if len(products) else barrier
+            pressed = np.where(inequality, force, 1.0)
+            self.factorise(x, y, below, above, np.where(inequality, slack / pressed, 0.0) + softness)
+            step, pushed = self.back(
+                -dual
+                - np.where(self.has_low, below - aim / room_low, 0.0)
+                + np.where(self.has_high, above - aim / room_high, 0.0),
+                -primal - np.where(inequality, aim / pressed - slack, 0.0),
+            )
+            step_below = np.where(self.has_low, (aim - below * (room_low + step)) / room_low, 0.0)
+            step_above = np.where(self.has_high, (aim - above * (room_high - step)) / room_high, 0.0)
+            step_slack = np.where(inequality, (aim - slack * (force + pushed)) / pressed, 0.0)
+            length = min(
+                _reach(room_low, step, self.has_low),
+                _reach(room_high, -step, self.has_high),
+                _reach(below, step_below, self.has_low),
+                _reach(above, step_above, self.has_high),
+                _reach(slack, step_slack, inequality),
+                _reach(force, pushed, inequality),
+            )
+            y, force, slack = y + length * step, force + length * pushed, slack + length * step_slack
+            below, above = below + length * step_below, above + length * step_above
+        return None
+
+    def factorise(self, x: np.ndarray, y: np.ndarray, below: np.ndarray, above: np.ndarray, give: np.ndarray) -> None:
+        """Factorise K with the rows' own compliance ``give``."""
+        room_low, room_high = self.rooms(y)
+        stiffness = np.where(self.has_low, below / room_low, 0.0) + np.where(self.has_high, above / room_high, 0.0)
+        self._factorise(x, y, stiffness + np.where(self.fixed, _RIGID, 0.0), give)
+
+    def factorise_active(self, x: np.ndarray, y: np.ndarray, held: np.ndarray, rows: np.ndarray) -> None:
+        """Factorise K with the ``held`` entries of y fixed and the ``rows`` as equations, the others gone."""
+        self._factorise(x, y, np.where(held, _RIGID, 0.0), np.where(rows, _TRACE * self.room / self.pull, _RIGID))
+
+    def active_step(
+        self, x: np.ndarray, y: np.ndarray, force: np.ndarray, held: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return Newton's step in (y, force) with the ``held`` entries of y fixed and the ``rows`` as equations."""
+        self.factorise_active(x, y, held, rows)
+        hessian = self.flat.hessian("lower", "y", "y", x, y)
+        dual = np.where(held, 0.0, self.flat.gradients("lower", x, y)[1] + self.A.T @ force)
+        primal = np.where(rows, self.A @ y + self.B @ x - self.c, 0.0)
+        step, push = np.zeros(len(y)), np.zeros(len(primal))
+        for _ in range(_MAX_REFINEMENTS):
+            # The trace that makes K regular is taken out again by refinement on the true equations.
+            left = np.where(held, 0.0, dual + hessian @ step + self.A.T @ push)
+            gap = np.where(rows, primal + self.A @ step, 0.0)
+            if np.abs(left).max(initial=0.0) <= 1e-13 * self.pull and np.abs(gap).max(initial=0.0) <= 1e-14 * self.room:
+                break
+            more, harder = self.back(-left, -gap)
+            step, push = step + np.where(held, 0.0, more), push + np.where(rows, harder, 0.0)
+        return step, push
+
+    def _factorise(self, x: np.ndarray, y: np.ndarray, stiffness: np.ndarray, give: np.ndarray) -> None:
+        stiffness = stiffness + _TRACE * self.pull / self.room
+        hessian = self.flat.hessian("lower", "y", "y", x, y) + sp.diags(stiffness)
+        self._matrix = sp.block_array([[hessian, self.A.T], [self.A, -sp.diags(give)]], format="csc")
+        half = sp.triu(self._matrix, format="csc")
+        half.sort_indices()
+        if self._solver is not None and np.array_equal(self._pattern, half.indices):
+            self._solver.update(half, upper=True)
+        else:
+            self._solver, self._pattern = qdldl.Solver(half, upper=True), half.indices.copy()
+
+    def back(self, along_y: np.ndarray, along_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Solve with the last K, refined twice."""
+        assert self._solver is not None
+        right = np.concatenate([along_y, along_rows])
+        solution = self._solver.solve(right)
+        for _ in range(2):
+            solution = solution + self._solver.solve(right - self._matrix @ solution)
+        return solution[: self.flat.n_y], solution[self.flat.n_y :]
+
+
+_MAX_NEWTON = 120
+_MAX_REFINEMENTS = 30
+_TRACE = 1e-10
+_RIGID = 1e20
+
+
+def _reach(value: np.ndarray, step: np.ndarray, where: np.ndarray) -> float:
+    """Return the share of a step, at most 1, that keeps positive entries clear of zero."""
+    shrinking = where & (step < 0)
+    return min(1.0, 0.995 * float(np.min(-value[shrinking] / step[shrinking], initial=np.inf)))

@@ -1,0 +1,111 @@
+"""The best case: f minimised over x and y together, as if the lower level always took the side of the upper.
+
+It drops the lower level's optimality and keeps its rows, so it is an ordinary problem with linear constraints. Its x is
+a promising place to start from, on the border of feasibility where such optima lie; and if f is convex and the lower
+level at that x happens to agree, nothing better exists.
+"""
+
+import dataclasses
+
+import numpy as np
+import scipy.linalg as sla
+import scipy.sparse as sp
+
+from bilevax.derivatives import FlatProblem
+from bilevax.sets import SetRows
+from bilevax.solvers.default.quadratic_program import solve_qp
+
+
+@dataclasses.dataclass(frozen=True)
+class BestCase:
+    """Where f is least on {(x, y) : x in X, y in Y, rows}; ``bound`` where f was seen to be convex on the way."""
+
+    x: np.ndarray
+    y: np.ndarray
+    value: float
+    bound: bool
+
+    def promises(self, value: float) -> bool:
+        """Return whether no x can do better than this value of Phi."""
+        return self.bound and value - self.value <= 1e-9 * (1 + abs(self.value))
+
+
+def joint_rows(flat: FlatProblem) -> SetRows:
+    """Return all rows and balls on the stacked vector (x, y)."""
+    rows, x_rows, y_rows = flat.rows, flat.x_rows, flat.y_rows
+    return SetRows(
+        matrix=sp.block_array([[rows.B, rows.A], [x_rows.matrix, None], [None, y_rows.matrix]], format="csr"),
+        lower=np.concatenate([rows.lower, x_rows.lower, y_rows.lower]),
+        upper=np.concatenate([rows.upper, x_rows.upper, y_rows.upper]),
+        balls=(*x_rows.balls, *(dataclasses.replace(ball, index=ball.index + flat.n_x) for ball in y_rows.balls)),
+    )
+
+
+def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | None:
+    """Minimise f over (x, y) from a point that satisfies the rows; None where no minimum was found."""
+    rows, point = joint_rows(flat), np.concatenate([x, y])
+    value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
+    value, convex = value_at(point), True
+    for _ in range(_MAX_STEPS):
+        here = point[: flat.n_x], point[flat.n_x :]
+        gradient = np.concatenate(flat.gradients("upper", *here))
+        hessian, shifted = convexified(_hessian(flat, *here))
+        convex = convex and not shifted
+        reach = _REACH * (1 + np.abs(point).max(initial=0.0))
+        balls = [dataclasses.replace(ball, center=ball.center - point[ball.index]) for ball in rows.balls]
+        image = rows.matrix @ point
+        step = solve_qp(
+            hessian + sp.diags(np.full(len(point), _TRACE * (1 + np.abs(gradient).max()) / reach)),
+            gradient,
+            rows.matrix,
+            np.minimum(rows.lower - image, 0.0),
+            np.maximum(rows.upper - image, 0.0),
+            balls,
+        )
+        if step is None or np.abs(step).max(initial=0.0) > reach:
+            return None
+        slope = float(gradient @ step)
+        if -slope <= _SMALL * (1 + abs(value)):
+            # The last Newton step is below what f can show, and makes the point accurate.
+            point = point + step
+            return BestCase(point[: flat.n_x], point[flat.n_x :], value, convex)
+        for length in 0.5 ** np.arange(20):
+            trial = value_at(point + length * step)
+            if trial <= value + 1e-4 * length * slope:
+                point, value = point + length * step, trial
+                break
+        else:
+            return BestCase(*here, value, False)
+    return None
+
+
+_MAX_STEPS = 60
+_REACH = 1e4  # farther away than this many times the point's own size counts as unbounded
+_TRACE = 1e-8
+_SMALL = 1e-12
+_LARGEST_DENSE = 1500
+
+
+def _hessian(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
+    part = lambda of, by: flat.hessian("upper", of, by, x, y)
+    mixed = part("y", "x")
+    return sp.block_array([[part("x", "x"), mixed.T], [mixed, part("y", "y")]], format="csc")
+
+
+def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
+    """Return the Hessian with its negative curvature reversed, and whether it had any."""
+    diagonal = hessian.diagonal()
+    size = max(np.abs(hessian.data).max(initial=0.0), 1e-300)
+    if (hessian - sp.diags(diagonal)).count_nonzero() == 0:
+        return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
+    if hessian.shape[0] > _LARGEST_DENSE:
+        # Gershgorin's bound: crude, but it needs no factorisation.
+        excess = np.asarray(abs(hessian).sum(axis=1)).ravel() - np.abs(diagonal) - diagonal
+        return hessian + sp.diags(np.maximum(excess, 0.0)), bool(excess.max() > 0)
+    dense = hessian.toarray()
+    try:
+        sla.cholesky(dense + 1e-12 * size * np.eye(len(dense)), check_finite=False)
+        return hessian, False
+    except sla.LinAlgError:
+        values, vectors = np.linalg.eigh(dense)
+        return sp.csc_matrix((vectors * np.abs(values)) @ vectors.T), bool(values[0] < -1e-10 * size)

@@ -1,0 +1,121 @@
+"""The sparse direct oracle: Phi smoothed by the central path of `interior`, with first and second derivatives in x.
+
+    F(x) = f(x, y(x)) + kappa * softness * sum(force)
+
+With K the matrix of `interior` at the central point and ``K (p, q) = (grad_y f, kappa softness)``,
+
+    grad F = grad_x f - g_yx' p - B' q,
+
+and its Hessian follows from the second derivatives of ``f - p' grad_y g`` and of the barriers along the directions
+``(1, dy/dx, dforce/dx)``, which cost one solve with K each.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
+from bilevax.solvers.default.smoothing import SmoothPoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Softening:
+    """How much is smoothed."""
+
+    barrier: float
+    softness: float
+    kappa: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """The central point and the adjoints p and q there."""
+
+    central: InteriorPoint
+    adjoint: np.ndarray
+    sensitivity: np.ndarray
+
+
+class SparsePath:
+    """The smoothed objective from a start x on."""
+
+    def __init__(self, lower: InteriorLower, x: np.ndarray, y: np.ndarray | None = None):
+        self.lower = lower
+        self.start = lower.start(x, y)
+
+    def begin(self) -> SmoothPoint | None:
+        """Return the smoothed point at the start, at no price yet."""
+        lower = self.lower
+        scale = Softening(1e-3 * lower.pull * lower.room, 1e-5 * lower.room / lower.pull, kappa=0.0)
+        return self._evaluate(self.start.x, scale, self.start)
+
+    def evaluate(self, x: np.ndarray, smoothing: Softening, warm: SmoothPoint) -> SmoothPoint | None:
+        """Return the smoothed point at x, started from a near one."""
+        return self._evaluate(x, smoothing, warm.state.central)
+
+    def price(self, point: SmoothPoint) -> float:
+        """Return a price for leaving the feasible set: above the rows' typical marginal value."""
+        inequality = self.lower.inequality
+        if not inequality.any():
+            return 0.0
+        return 2 * float(np.quantile(np.abs(point.state.sensitivity[inequality]), 0.75))
+
+    def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
+        """Return the point at the same x with ten times less smoothing."""
+        before = point.smoothing
+        tighter = dataclasses.replace(before, barrier=0.1 * before.barrier, softness=0.1 * before.softness)
+        return self._evaluate(point.x, tighter, point.state.central)
+
+    def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Softening]:
+        """Return where the next stage starts, and its smoothing."""
+        return stiff, stiff.smoothing
+
+    def refit(self, point: SmoothPoint) -> SmoothPoint | None:
+        """Return None: a stage's smoothing stays as it is."""
+        return None
+
+    def refine(self, point: SmoothPoint) -> SmoothPoint:
+        """Return the point itself: it is exact."""
+        return point
+
+    def _evaluate(self, x: np.ndarray, smoothing: Softening, warm: InteriorPoint) -> SmoothPoint | None:
+        lower, flat = self.lower, self.lower.flat
+        central = lower.solve(x, smoothing.barrier, smoothing.softness, warm)
+        if central is None:
+            return None
+        self._factorise(central)
+        f_x, f_y = flat.gradients("upper", x, central.y)
+        price = smoothing.kappa * smoothing.softness * lower.inequality
+        adjoint, sensitivity = lower.back(f_y, price)
+        gradient = f_x - flat.hessian("lower", "y", "x", x, central.y).T @ adjoint - lower.B.T @ sensitivity
+        value = flat.value("upper", x, central.y) + float(price @ central.force)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return None
+        pressed = central.force * lower.inequality
+        return SmoothPoint(x, central.y, pressed, value, gradient, smoothing, _State(central, adjoint, sensitivity))
+
+    def hessian(self, point: SmoothPoint) -> np.ndarray:
+        """Return the second derivative of the smoothed objective in x."""
+        lower, flat, central = self.lower, self.lower.flat, point.state.central
+        self._factorise(central)
+        mixed = flat.hessian("lower", "y", "x", point.x, point.y).toarray()
+        answers = [
+            lower.back(-along_y, -along_rows) for along_y, along_rows in zip(mixed.T, lower.B.toarray().T, strict=True)
+        ]
+        y_x, force_x = (np.array([answer[part] for answer in answers]) for part in (0, 1))
+        directions = np.hstack([np.eye(flat.n_x), y_x])
+        curvature = directions @ flat.curvature(point.x, point.y, -point.state.adjoint, directions).T
+        # The barriers bend too: (barrier / room)'' = 2 barrier / room^3, and so for the rows' barrier / force.
+        room_low, room_high = lower.rooms(point.y)
+        bend = np.where(lower.has_low, central.below / room_low**2, 0.0)
+        bend = bend - np.where(lower.has_high, central.above / room_high**2, 0.0)
+        curvature += (y_x * (2 * bend * point.state.adjoint)) @ y_x.T
+        pressed = np.where(lower.inequality, central.force, 1.0)
+        bend = np.where(lower.inequality, central.slack / pressed**2, 0.0)
+        curvature -= (force_x * (2 * bend * point.state.sensitivity)) @ force_x.T
+        return 0.5 * (curvature + curvature.T)
+
+    def _factorise(self, central: InteriorPoint) -> None:
+        pressed = np.where(self.lower.inequality, central.force, 1.0)
+        give = np.where(self.lower.inequality, central.slack / pressed, 0.0) + central.softness
+        self.lower.factorise(central.x, central.y, central.below, central.above, give)
