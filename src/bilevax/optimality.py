@@ -272,7 +272,8 @@ def eigenvalues_above(matrix: sparse.csc_matrix, bound: float) -> bool:
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     for index in (members[k] for k in np.flatnonzero(sizes > 1)):
         block = matrix[index][:, index] if len(members) > 1 else matrix
-        if index.size <= _DENSE:
+        # Lanczos would take long on a block that is full anyway.
+        if index.size <= _DENSE or block.nnz > 0.1 * index.size**2:
             if scipy.linalg.lapack.dpotrf(block.toarray() - bound * np.eye(index.size))[1] != 0:
                 return False
             continue

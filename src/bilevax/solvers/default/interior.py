@@ -49,6 +49,9 @@ class InteriorLower:
         lower = np.concatenate([rows.lower, simple.lower[general]])
         upper = np.concatenate([rows.upper, simple.upper[general]])
         equal = lower == upper
+        keep = ~equal
+        keep[np.flatnonzero(equal)[_independent(sp.hstack([A, B], format="csr")[equal])]] = True
+        A, B, lower, upper, equal = A[keep], B[keep], lower[keep], upper[keep], equal[keep]
         above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
         stack = lambda m: sp.vstack([m[equal], m[above], -m[below]], format="csr")
         A, B, c = stack(A), stack(B), np.concatenate([upper[equal], upper[above], -lower[below]])
@@ -64,6 +67,7 @@ class InteriorLower:
         self.room = max(self.room, 1e-3)
         self.pull = 1.0
         self._solver: qdldl.Solver | None = None
+        self._shift = _SHIFTS[0]
         self._pattern = np.zeros(0, int)
         self._matrix: sp.csc_matrix | None = None
 
@@ -92,6 +96,14 @@ class InteriorLower:
 
     def solve(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
         """Return the central point at x, started from a near one; None where Newton's method fails."""
+        for self._shift in _SHIFTS:
+            point = self._newton(x, barrier, softness, warm)
+            if point is not None:
+                return point
+        return None
+
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a failure shows in its numbers, and returns None
+    def _newton(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
         flat, inequality = self.flat, self.inequality
         y, force, slack, below, above = (v.copy() for v in (warm.y, warm.force, warm.slack, warm.below, warm.above))
         shift, length = self.B @ x - self.c, 1.0
@@ -172,7 +184,10 @@ class InteriorLower:
         stiffness = stiffness + _TRACE * self.pull / self.room
         hessian = self.flat.hessian("lower", "y", "y", x, y) + sp.diags(stiffness)
         self._matrix = sp.block_array([[hessian, self.A.T], [self.A, -sp.diags(give)]], format="csc")
-        half = sp.triu(self._matrix, format="csc")
+        # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular; refinement
+        # takes it out again.
+        more = np.concatenate([np.full(len(y), self.pull / self.room), np.full(len(give), -self.room / self.pull)])
+        half = sp.csc_matrix(sp.triu(self._matrix + self._shift * sp.diags(more), format="csc"))
         half.sort_indices()
         if self._solver is not None and np.array_equal(self._pattern, half.indices):
             self._solver.update(half, upper=True)
@@ -180,12 +195,17 @@ class InteriorLower:
             self._solver, self._pattern = qdldl.Solver(half, upper=True), half.indices.copy()
 
     def back(self, along_y: np.ndarray, along_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Solve with the last K, refined twice."""
+        """Solve with the last K, refined while that helps."""
         assert self._solver is not None
         right = np.concatenate([along_y, along_rows])
         solution = self._solver.solve(right)
-        for _ in range(2):
-            solution = solution + self._solver.solve(right - self._matrix @ solution)
+        residual = right - self._matrix @ solution
+        for _ in range(_MAX_REFINEMENTS):
+            better = solution + self._solver.solve(residual)
+            left = right - self._matrix @ better
+            if not np.abs(left).max(initial=0.0) < 0.7 * np.abs(residual).max(initial=0.0):
+                break
+            solution, residual = better, left
         return solution[: self.flat.n_y], solution[self.flat.n_y :]
 
 
@@ -193,6 +213,24 @@ _MAX_NEWTON = 120
 _MAX_REFINEMENTS = 30
 _TRACE = 1e-10
 _RIGID = 1e20
+_SHIFTS = (1e-13, 1e-8)
+
+
+def _independent(rows: sp.csr_matrix) -> np.ndarray:
+    """Return which rows do not depend on others: equations that repeat others would leave K singular.
+
+    In the factorisation of ``rows rows'`` each pivot is the squared distance of a row from those before it.
+    """
+    if rows.shape[0] == 0:
+        return np.zeros(0, bool)
+    length = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel())
+    unit = sp.diags(1 / np.where(length > 0, length, 1.0)) @ rows
+    gram = sp.csc_matrix(sp.triu(unit @ unit.T + 1e-13 * sp.eye(rows.shape[0]), format="csc"))
+    gram.sort_indices()
+    _, pivots, order = qdldl.Solver(gram, upper=True).factors()
+    independent = np.zeros(rows.shape[0], bool)
+    independent[order] = pivots > 1e-10
+    return independent
 
 
 def _reach(value: np.ndarray, step: np.ndarray, where: np.ndarray) -> float:

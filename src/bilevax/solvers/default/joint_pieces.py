@@ -99,7 +99,7 @@ def evaluate_jointly(
     central = lower.start(x, y)
     unit = lower.pull * lower.room
     for barrier in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14):
-        nearer = lower.solve(x, barrier * unit, min(1e-1 * barrier, 1e-13) * lower.room / lower.pull, central)
+        nearer = lower.solve(x, barrier * unit, max(1e-5 * barrier, 1e-13) * lower.room / lower.pull, central)
         if nearer is None:
             break
         central = nearer

@@ -49,7 +49,10 @@ def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | Non
     for _ in range(_MAX_STEPS):
         here = point[: flat.n_x], point[flat.n_x :]
         gradient = np.concatenate(flat.gradients("upper", *here))
-        hessian, shifted = convexified(_hessian(flat, *here))
+        curvature = _hessian(flat, *here)
+        if curvature.nnz + rows.matrix.nnz > _MOST_ENTRIES:
+            return None  # dearer than the whole search
+        hessian, shifted = convexified(curvature)
         convex = convex and not shifted
         reach = _REACH * (1 + np.abs(point).max(initial=0.0))
         balls = [dataclasses.replace(ball, center=ball.center - point[ball.index]) for ball in rows.balls]
@@ -84,6 +87,7 @@ _REACH = 1e4  # farther away than this many times the point's own size counts as
 _TRACE = 1e-8
 _SMALL = 1e-12
 _LARGEST_DENSE = 1500
+_MOST_ENTRIES = 1_000_000
 
 
 def _hessian(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:

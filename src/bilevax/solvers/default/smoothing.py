@@ -174,10 +174,13 @@ def _search(
     oracle: Oracle, upper: UpperSet, point: SmoothPoint, direction: np.ndarray, reference: float
 ) -> SmoothPoint | None:
     """Backtrack along the projected direction until the value falls enough."""
-    length = 1.0
+    length, vague = 1.0, 0
     for _ in range(15):
         x = upper.project(point.x + length * direction)
         trial = oracle.evaluate(x, point.smoothing, point)
+        vague += trial is not None and not trial.accurate
+        if vague > _MAX_VAGUE:
+            return None  # each of them has spent all the work it was allowed
         decrease = float(point.gradient @ (x - point.x))
         if trial is not None and trial.accurate:
             # What an inexact gradient leaves open must not stop a step, nor excuse one that goes uphill.
@@ -189,3 +192,6 @@ def _search(
             curvature = np.inf
         length *= np.clip(-decrease / (2 * curvature), 0.1, 0.5) if 0 < curvature < np.inf else 0.25
     return None
+
+
+_MAX_VAGUE = 3

@@ -165,10 +165,11 @@ class Default:
             for step, _ in follow(SparsePath(lower, x, y), upper, self.stages - 1, descent):
                 yield Snapshot(step.x, step.y, "smooth descent", step.value, exact=False)
                 x = step.x
-        nearest = _nearest_feasible(lower.flat, x)
+        nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
         point = None if nearest is None else evaluate_jointly(lower, upper.project(nearest[0]))
         if point is None:
-            yield Snapshot(x, first, "answer", np.inf, final=True)
+            x, y = (x, first) if nearest is None else (upper.project(nearest[0]), nearest[1])
+            yield Snapshot(x, y, "answer", np.inf, final=True)
             return
         yield Snapshot(point.x, point.y, "exact descent", point.value)
         for step in joint_descent(lower, upper, point, rtol):
@@ -214,6 +215,7 @@ class Default:
 
 _LARGEST = 6000  # variables and rows of dense matrices
 _SPARSE = 1500  # from here on sparse matrices, if they are sparse
+_INSET = 1e-8  # an interior point needs an interior
 _FEW = 500  # so few x that second derivatives pay
 
 
@@ -252,12 +254,17 @@ def _feasible_start(model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.nda
     return point
 
 
-def _nearest_feasible(flat: FlatProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the nearest x in X for which some y in Y satisfies the rows: a projection in (x, y), rows being affine."""
+def _nearest_feasible(flat: FlatProblem, x: np.ndarray, inset: float = 0.0) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the nearest x in X for which some y in Y satisfies the rows: a projection in (x, y), rows being affine.
+
+    With an ``inset``, y satisfies them with that much to spare, so that the lower level at x has an interior.
+    """
     rows = joint_rows(flat)
+    spare = np.where(rows.lower < rows.upper - 4 * inset, inset, 0.0)
+    spare[len(flat.rows.lower) : len(flat.rows.lower) + len(flat.x_rows.lower)] = 0.0
     hessian = sp.diags(np.concatenate([np.ones(flat.n_x), np.full(flat.n_y, 1e-8)]))
     gradient = np.concatenate([-x, np.zeros(flat.n_y)])
-    solved = solve_qp(hessian, gradient, rows.matrix, rows.lower, rows.upper, rows.balls)
+    solved = solve_qp(hessian, gradient, rows.matrix, rows.lower + spare, rows.upper - spare, rows.balls)
     return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])
 
 

@@ -1,0 +1,124 @@
+"""The default on sparse matrices: exact derivatives, networks, large problems; and the best case."""
+
+import json
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import bilevax as bx
+from bilevax.derivatives import FlatProblem
+from bilevax.solvers.default.interior import InteriorLower
+from bilevax.solvers.default.joint_pieces import evaluate_jointly
+from bilevax.solvers.default.sparse_path import Softening, SparsePath
+
+
+def network(name: str) -> tuple[bx.BilevelProblem, int, int]:
+    """Return the design problem of a network of the data folder, its number of links and of variables in y."""
+    path = Path(os.environ.get("BILEVAX_DATA", Path(__file__).parents[2] / "shared" / "data")) / "networks" / name
+    if not path.exists():
+        pytest.skip(f"{path} is missing; set BILEVAX_DATA to the folder with the data")
+    record = json.loads(path.read_text())
+    links, pairs = record["links"], record["od"]
+    column = lambda rows, key: np.array([row[key] for row in rows], float)
+    nodes = {node: index for index, node in enumerate(sorted({link[end] for link in links for end in "ij"}))}
+    incidence = np.zeros((len(nodes), len(links)))
+    for index, link in enumerate(links):
+        incidence[nodes[link["i"]], index], incidence[nodes[link["j"]], index] = 1, -1
+    demand = np.zeros((len(pairs), len(nodes), 1))
+    for index, pair in enumerate(pairs):
+        demand[index, nodes[pair["o"]]], demand[index, nodes[pair["d"]]] = -1, 1
+    count = len(pairs)
+    flows = sp.kron(sp.eye(count), incidence)
+    conservation = sp.hstack([sp.block_diag(demand), flows], format="csr")
+    load = sp.hstack(
+        [sp.csr_matrix((len(links), count)), sp.kron(column(pairs, "w"), sp.eye(len(links)))], format="csr"
+    )
+    data = {"t": column(links, "t"), "c": column(links, "c")}
+    data |= {key: column(pairs, key) for key in ("w", "t_ext", "m")}
+
+    def lower(x, y, d):
+        share, flow = y[:count], y[count:].reshape(count, -1)
+        entropy = share * (jnp.log(share) - 1) + (1 - share) * (jnp.log(1 - share) - 1)
+        return jnp.sum(d["w"] * (flow @ d["t"] + d["t_ext"] * (1 - share) + entropy))
+
+    size = conservation.shape[1]
+    share = np.arange(size) < count
+    problem = bx.BilevelProblem(
+        lambda x, y, d: jnp.sum(d["c"] * x) - jnp.sum(d["m"] * y[:count]),
+        lower,
+        [
+            bx.LinearCoupling(A=conservation, lower=0.0, upper=0.0),
+            bx.LinearCoupling(A=load, B=-sp.eye(len(links)), upper=0.0),
+        ],
+        x_set=bx.NonNegative(),
+        y_set=bx.Box(np.where(share, 1e-6, 0.0), np.where(share, 1 - 1e-6, 1.0)),
+        data=data,
+    )
+    return problem, len(links), size
+
+
+def test_derivatives_of_the_smoothed_objective():
+    problem, links, size = network("net3.json")
+    flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
+    x = np.random.default_rng(1).uniform(0.3, 1.0, links)
+    oracle, smoothing = SparsePath(InteriorLower(flat), x), Softening(0.05, 1e-3, kappa=2.0)
+    point = oracle.evaluate(x, smoothing, oracle.begin())
+    at = lambda shift: oracle.evaluate(x + shift, smoothing, point)
+    ways = 1e-5 * np.eye(links)
+    values = np.array([(at(way).value - at(-way).value) / 2e-5 for way in ways])
+    gradients = np.array([(at(way).gradient - at(-way).gradient) / 2e-5 for way in ways])
+    assert np.abs(values - point.gradient).max() <= 1e-8 * np.abs(point.gradient).max()
+    assert np.abs(gradients - oracle.hessian(point)).max() <= 1e-6 * np.abs(gradients).max()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_three_nodes_are_certified(seed):
+    problem, links, _ = network("net3.json")
+    solution = bx.solve(problem, np.random.default_rng(seed).uniform(0.3, 1.0, links))
+    assert solution.success, solution.message
+    assert -solution.value == pytest.approx(1.761594, abs=1e-5)
+
+
+def test_exact_evaluation_agrees_with_the_certificate():
+    problem, links, size = network("net3.json")
+    flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
+    x = np.random.default_rng(3).uniform(0.3, 1.0, links)
+    point = evaluate_jointly(InteriorLower(flat), x)
+    assert point is not None
+    assert point.value == pytest.approx(bx.certify(problem, x).value, abs=1e-7)
+
+
+def test_large_sparse_problems_are_solved_directly():
+    size = 7000
+    target = np.linspace(-1, 1, size)
+    problem = bx.BilevelProblem(
+        lambda x, y, d: jnp.sum((y - d) ** 2) / d.size + 0.1 * jnp.sum(x**2),
+        lambda x, y, d: 0.5 * jnp.sum((y - x[0] * d) ** 2),
+        bx.LinearCoupling(A=sp.diags([1.0, -1.0], [0, 1], (size - 1, size)), B=sp.csr_matrix((size - 1, 2)), upper=0.0),
+        y_set=bx.Box(-2.0, 2.0),
+        data=target,
+    )
+    solution = bx.solve(problem, np.array([0.2, 0.3]), solver=bx.Default(variant="direct"))
+    assert solution.success, solution.message
+    assert "sweeps" not in solution.stats
+    # y = x_0 target is increasing wherever x_0 >= 0, so the rows are slack and Phi is a parabola.
+    spread = np.mean(target**2)
+    np.testing.assert_allclose(solution.x, [spread / (spread + 0.1), 0.0], atol=1e-6)
+
+
+def test_the_best_case_is_taken_where_the_lower_level_agrees():
+    random = np.random.default_rng(0)
+    rows, check = random.standard_normal((40, 4)), random.standard_normal((15, 4))
+    problem = bx.BilevelProblem(
+        lambda x, y, d: jnp.sum(jnp.exp(1 - d["check"] @ y)) + 0.5 * jnp.sum(x**2),
+        lambda x, y, d: 0.5 * jnp.sum(y**2),
+        bx.LinearCoupling(A=-rows, B=-sp.eye(40), upper=-1.0),
+        data={"check": check},
+    )
+    solution = bx.solve(problem, np.full(40, 3.0))
+    assert solution.success, solution.message
+    assert solution.history["phase"][-1] == "best case"
