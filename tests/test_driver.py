@@ -495,3 +495,14 @@ def test_run_inside_jit_and_vmap(coupling, x_set):
     with jax.enable_x64(True):
         expected = np.array([run(start) for start in starts])
         np.testing.assert_allclose(jax.jit(jax.vmap(run))(starts), expected, rtol=1e-12)
+
+
+def test_a_start_without_a_lower_level_answer_is_a_status_not_an_error():
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum(x**2),
+        lambda x, y: jnp.sum(y**2),
+        bx.LinearCoupling(A=[[1.0]], B=[[1.0]], upper=-1.0),
+        y_set=bx.Box(0.0, 1.0),
+    )
+    solution = bx.solve(problem, np.array([3.0]), solver=bx.SFLCB(), max_steps=0)
+    assert solution.status is bx.Status.LOWER_INFEASIBLE

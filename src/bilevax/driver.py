@@ -137,7 +137,9 @@ def solve(
             save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
             load = None if resume is None else lambda loop: checkpoints.load(resume, loop, problem, solver)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, load, save)
-        certificate = certify(problem, ending.x, ending.y, delta=getattr(method, "delta", None))
+        # A lower-level iterate that is not finite is no help, but still tells the structure of y.
+        y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), ending.y)
+        certificate = certify(problem, ending.x, y, delta=getattr(method, "delta", None))
         solution = conclude(method, ending, certificate, watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
@@ -441,8 +443,11 @@ def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol
         return Status.DIVERGED
     if certificate.failure is not None:
         return certificate.failure
-    if ending.converged:
-        return Status.CONVERGED if certificate.confirms(rtol) else Status.ALMOST_SOLVED
+    # A search that saw no further progress may have arrived without noticing: that is for the certificate to tell.
+    if ending.converged or ending.failure is Status.STALLED:
+        if certificate.confirms(rtol):
+            return Status.CONVERGED
+        return Status.ALMOST_SOLVED if ending.converged else Status.STALLED
     return ended or ending.failure or Status.MAX_STEPS
 
 

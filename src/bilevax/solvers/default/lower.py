@@ -226,7 +226,7 @@ def _one_by_one(
             break
         rows = rows[~negative]
     settled = np.zeros(len(free), bool)
-    for _ in range(2 * len(free) + 100):
+    for _ in range(20 * len(free) + 100):
         value = free - compliance @ force
         value[rows] = 0.0
         value[settled] = 0.0

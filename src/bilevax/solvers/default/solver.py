@@ -175,8 +175,7 @@ class Default:
         for step in joint_descent(lower, upper, point, rtol):
             point = step
             yield Snapshot(point.x, point.y, "exact descent", point.value)
-        # Whether a descent that ended without saying so has arrived is for the certificate to tell.
-        yield Snapshot(point.x, point.y, "answer", point.value, final=True, converged=True)
+        yield Snapshot(point.x, point.y, "answer", point.value, final=True)
 
     def _first_order(
         self, flat: FlatProblem, model: LowerModel | None, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float
@@ -203,8 +202,7 @@ class Default:
             if (converged or again) and best.value <= oracle.promise(last):
                 break
         if best is not None:
-            # Whether a descent that ended without saying so has arrived is for the certificate to tell.
-            yield _snapshot(best, "answer", oracle.sweeps)._replace(final=True, converged=True)
+            yield _snapshot(best, "answer", oracle.sweeps)._replace(final=True, converged=converged)
         elif last is None:
             yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=oracle.sweeps)
         else:
