@@ -11,9 +11,10 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.derivatives import FlatProblem
+from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower
 from bilevax.solvers.default.joint_pieces import evaluate_jointly
-from bilevax.solvers.default.sparse_path import Softening, SparsePath
+from bilevax.solvers.default.sparse_path import SparsePath
 
 
 def network(name: str) -> tuple[bx.BilevelProblem, int, int]:
@@ -65,7 +66,7 @@ def test_derivatives_of_the_smoothed_objective():
     problem, links, size = network("net3.json")
     flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
     x = np.random.default_rng(1).uniform(0.3, 1.0, links)
-    oracle, smoothing = SparsePath(InteriorLower(flat), x), Softening(0.05, 1e-3, kappa=2.0)
+    oracle, smoothing = SparsePath(InteriorLower(flat), x), Barrier(0.05, 1e-3, kappa=2.0)
     point = oracle.evaluate(x, smoothing, oracle.begin())
     at = lambda shift: oracle.evaluate(x + shift, smoothing, point)
     ways = 1e-5 * np.eye(links)

@@ -1,6 +1,7 @@
 """Simple convex sets for x and y: each knows its projection, and its description as rows for exact solvers."""
 
 import abc
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -35,6 +36,21 @@ class SetRows(NamedTuple):
         np.maximum.at(lower, column, ends[0])
         np.minimum.at(upper, column, ends[1])
         return lower, upper
+
+    def well_inside(self, v: np.ndarray) -> np.ndarray:
+        """Return v moved well inside the variables' bounds, where functions with logarithms are defined."""
+        lower, upper = self.intervals()
+        inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(upper - lower), upper - lower, 1.0))
+        return np.clip(v, lower + inset, upper - inset)
+
+    def around(self, v: np.ndarray) -> "SetRows":
+        """Return the set of steps that stay in this one from v; no step at all always does, whatever the rounding."""
+        image = self.matrix @ v
+        return self._replace(
+            lower=np.minimum(self.lower - image, 0.0),
+            upper=np.maximum(self.upper - image, 0.0),
+            balls=tuple(dataclasses.replace(ball, center=ball.center - v[ball.index]) for ball in self.balls),
+        )
 
 
 class ConvexSet(eqx.Module):

@@ -73,8 +73,7 @@ class InteriorLower:
 
     def start(self, x: np.ndarray, y: np.ndarray | None = None) -> InteriorPoint:
         """Return a first point: well inside the bounds, all forces alike."""
-        inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0))
-        y = np.clip(np.zeros(self.flat.n_y) if y is None else y, self.low + inset, self.high - inset)
+        y = self.flat.y_rows.well_inside(np.zeros(self.flat.n_y) if y is None else y)
         gradient = np.abs(self.flat.gradients("lower", x, y)[1])
         self.pull = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), 1e-6)
         slack = np.maximum(self.c - self.A @ y - self.B @ x, self.room)
@@ -97,7 +96,10 @@ class InteriorLower:
     def solve(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
         """Return the central point at x, started from a near one; None where Newton's method fails."""
         for self._shift in _SHIFTS:
-            point = self._newton(x, barrier, softness, warm)
+            try:
+                point = self._newton(x, barrier, softness, warm)
+            except FloatingPointError:
+                continue
             if point is not None:
                 return point
         return None
@@ -189,10 +191,14 @@ class InteriorLower:
         more = np.concatenate([np.full(len(y), self.pull / self.room), np.full(len(give), -self.room / self.pull)])
         half = sp.csc_matrix(sp.triu(self._matrix + self._shift * sp.diags(more), format="csc"))
         half.sort_indices()
-        if self._solver is not None and np.array_equal(self._pattern, half.indices):
-            self._solver.update(half, upper=True)
-        else:
-            self._solver, self._pattern = qdldl.Solver(half, upper=True), half.indices.copy()
+        try:
+            if self._solver is not None and np.array_equal(self._pattern, half.indices):
+                self._solver.update(half, upper=True)
+            else:
+                self._solver, self._pattern = qdldl.Solver(half, upper=True), half.indices.copy()
+        except RuntimeError as error:
+            self._solver = None  # half overwritten
+            raise FloatingPointError(str(error)) from error
 
     def back(self, along_y: np.ndarray, along_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Solve with the last K, refined while that helps."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.solvers.default.interior import InteriorLower
+from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_sparse_qp
 from bilevax.solvers.default.relaxation import convexified
 
@@ -82,7 +82,10 @@ def _first_adjoint(lower: InteriorLower, point: JointPoint) -> np.ndarray:
     """Return the multipliers of the lower level's conditions on the piece at hand."""
     sides = classify(lower, point, 0.0)
     held = (sides.below == HELD) | (sides.above == HELD) | lower.fixed
-    lower.factorise_active(point.x, point.y, held, sides.rows == HELD)
+    try:
+        lower.factorise_active(point.x, point.y, held, sides.rows == HELD)
+    except FloatingPointError:
+        return np.zeros(lower.flat.n_y)
     f_y = lower.flat.gradients("upper", point.x, point.y)[1]
     return -lower.back(np.where(held, 0.0, f_y), np.zeros(len(lower.c)))[0]
 
@@ -108,14 +111,7 @@ def evaluate_jointly(
     guess = _point(
         lower, x, central.y, np.where(lower.inequality & (central.force < central.slack), 0.0, central.force)
     )
-    pressed = lambda force, room: np.where(force / lower.pull > room / lower.room, HELD, OPEN)
-    room_low, room_high = lower.rooms(central.y)
-    sides = Sides(
-        below=np.where(lower.has_low, pressed(central.below, room_low), OPEN),
-        above=np.where(lower.has_high, pressed(central.above, room_high), OPEN),
-        rows=np.where(lower.inequality, pressed(central.force, central.slack), HELD),
-    )
-    found = sharpen(lower, guess, sides)
+    found = sharpen(lower, guess, _sides(lower, central, central.below, central.above, 0.0))
     if found is not None:
         return found
     violation = np.where(lower.inequality, np.maximum(-guess.slack, 0.0), np.abs(guess.slack)).max(initial=0.0)
@@ -167,6 +163,13 @@ def _point(lower: InteriorLower, x: np.ndarray, y: np.ndarray, force: np.ndarray
 
 
 def classify(lower: InteriorLower, point: JointPoint, margin: float) -> Sides:
+    """Return the sides of the bounds, which balance what is left of the gradient, and of the rows."""
+    return _sides(lower, point, np.maximum(point.reduced, 0.0), np.maximum(-point.reduced, 0.0), margin)
+
+
+def _sides(
+    lower: InteriorLower, point: JointPoint | InteriorPoint, below: np.ndarray, above: np.ndarray, margin: float
+) -> Sides:
     """Return the sides: the larger of force and room decides, unless both are within the margin."""
 
     def side(force: np.ndarray, room: np.ndarray, where: np.ndarray, otherwise: int) -> np.ndarray:
@@ -176,8 +179,8 @@ def classify(lower: InteriorLower, point: JointPoint, margin: float) -> Sides:
 
     room_low, room_high = lower.rooms(point.y)
     return Sides(
-        below=side(np.maximum(point.reduced, 0.0), room_low, lower.has_low, OPEN),
-        above=side(np.maximum(-point.reduced, 0.0), room_high, lower.has_high, OPEN),
+        below=side(below, room_low, lower.has_low, OPEN),
+        above=side(above, room_high, lower.has_high, OPEN),
         rows=side(point.force, point.slack, lower.inequality, HELD),
     )
 
@@ -208,8 +211,8 @@ def _model_step(
     free = lower.fixed
     floor = np.where(sides.above == HELD, lower.high, lower.low) - y
     ceiling = np.where(sides.below == HELD, lower.low, lower.high) - y
-    slack, rows = point.slack, upper.rows
-    image, eye, none = rows.matrix @ x, sp.eye, lambda r, c: sp.csr_matrix((r, c))
+    slack, steps = point.slack, upper.rows.around(x)
+    eye, none = sp.eye, lambda r, c: sp.csr_matrix((r, c))
     blocks = [
         # grad_y g + H dy + G dx + A' force
         (
@@ -229,11 +232,7 @@ def _model_step(
             np.where(lower.inequality, 0.0, -np.inf),
             np.where(sides.rows == OPEN, 0.0, np.inf),
         ),
-        (
-            sp.hstack([rows.matrix, none(len(image), n_y + count)]),
-            np.minimum(rows.lower - image, 0.0),
-            np.maximum(rows.upper - image, 0.0),
-        ),
+        (sp.hstack([steps.matrix, none(len(steps.lower), n_y + count)]), steps.lower, steps.upper),
         (sp.hstack([eye(n_x), none(n_x, n_y + count)]), np.full(n_x, -radius), np.full(n_x, radius)),
     ]
     matrix = sp.vstack([block[0] for block in blocks], format="csr")

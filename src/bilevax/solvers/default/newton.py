@@ -1,6 +1,5 @@
 """Newton's method in a trust region, for a smoothed objective with second derivatives and few x."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,16 +48,15 @@ def trust_region_step(
     upper: UpperSet, x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, radius: float
 ) -> np.ndarray | None:
     """Return the step that minimises the quadratic model within X and a box of that radius."""
-    rows = upper.rows
-    image, size = rows.matrix @ x, max(np.abs(gradient).max(initial=0.0), 1e-300)
+    steps, size = upper.rows.around(x), max(np.abs(gradient).max(initial=0.0), 1e-300)
     box = np.full(len(x), radius)
     return solve_qp(
         hessian / size,
         gradient / size,
-        np.vstack([rows.matrix.toarray(), np.eye(len(x))]),
-        np.concatenate([np.minimum(rows.lower - image, 0.0), -box]),
-        np.concatenate([np.maximum(rows.upper - image, 0.0), box]),
-        [dataclasses.replace(ball, center=ball.center - x[ball.index]) for ball in rows.balls],
+        np.vstack([steps.matrix.toarray(), np.eye(len(x))]),
+        np.concatenate([steps.lower, -box]),
+        np.concatenate([steps.upper, box]),
+        steps.balls,
     )
 
 

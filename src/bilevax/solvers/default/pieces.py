@@ -205,16 +205,15 @@ def _solve_model(
     inequality = model.rows.inequality
     not_held = np.ones(len(inequality), bool)
     not_held[reduction.held] = False
-    near = not_held
     held_inequality = inequality[reduction.held]
     force_now = lower.force[reduction.held]
     fading = held_inequality & (force_now <= radius * np.abs(reduction.force_x).sum(axis=1) + 1e-6)
-    x_rows = upper.rows
+    steps = upper.rows.around(lower.x)
     blocks = [
         (
-            np.hstack([reduction.value_x[near], -reduction.value_theta[near]]),
+            np.hstack([reduction.value_x[not_held], -reduction.value_theta[not_held]]),
             -np.inf,
-            np.maximum(-lower.value[near], 0.0),
+            np.maximum(-lower.value[not_held], 0.0),
         ),
         (
             np.hstack([reduction.force_x[fading], -reduction.force_theta[fading]]),
@@ -223,15 +222,8 @@ def _solve_model(
         ),
         (np.hstack([np.zeros((count, n_x)), np.eye(count)]), -lower.force[reduction.undecided], np.inf),
         (np.hstack([np.eye(n_x), np.zeros((n_x, count))]), -radius, radius),
+        (np.hstack([steps.matrix.toarray(), np.zeros((len(steps.lower), count))]), steps.lower, steps.upper),
     ]
-    image = x_rows.matrix @ lower.x
-    blocks.append(
-        (
-            np.hstack([x_rows.matrix.toarray(), np.zeros((len(image), count))]),
-            np.minimum(x_rows.lower - image, 0.0),
-            np.maximum(x_rows.upper - image, 0.0),
-        )
-    )
     matrix = np.vstack([block[0] for block in blocks])
     low = np.concatenate([np.broadcast_to(block[1], (len(block[0]),)) for block in blocks])
     high = np.concatenate([np.broadcast_to(block[2], (len(block[0]),)) for block in blocks])
@@ -240,11 +232,10 @@ def _solve_model(
     # Balanced units: steps and forces in multiples of what the model makes of them.
     steepness = max(np.abs(gradient).max(initial=0.0), 1e-300)
     unit = 1 / np.sqrt(np.maximum(np.diag(hessian) / steepness, 1 / radius))
-    balls = [dataclasses.replace(ball, center=ball.center - lower.x[ball.index]) for ball in x_rows.balls]
-    if balls:
+    if steps.balls:
         unit[:] = 1.0
     solved = solve_qp(
-        hessian * np.outer(unit, unit) / steepness, gradient * unit / steepness, matrix * unit, low, high, balls
+        hessian * np.outer(unit, unit) / steepness, gradient * unit / steepness, matrix * unit, low, high, steps.balls
     )
     if solved is None:
         return None

@@ -55,15 +55,14 @@ def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | Non
         hessian, shifted = convexified(curvature)
         convex = convex and not shifted
         reach = _REACH * (1 + np.abs(point).max(initial=0.0))
-        balls = [dataclasses.replace(ball, center=ball.center - point[ball.index]) for ball in rows.balls]
-        image = rows.matrix @ point
+        steps = rows.around(point)
         step = solve_qp(
             hessian + sp.diags(np.full(len(point), _TRACE * (1 + np.abs(gradient).max()) / reach)),
             gradient,
-            rows.matrix,
-            np.minimum(rows.lower - image, 0.0),
-            np.maximum(rows.upper - image, 0.0),
-            balls,
+            steps.matrix,
+            steps.lower,
+            steps.upper,
+            steps.balls,
         )
         if step is None or np.abs(step).max(initial=0.0) > reach:
             return None

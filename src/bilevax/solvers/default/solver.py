@@ -86,11 +86,11 @@ class Default:
         rows = _row_count(flat)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
         upper, dense = UpperSet(flat.x_rows), size <= _LARGEST and not flat.y_rows.balls
-        x, y = upper.project(x0), _first_guess(flat) if y0 is None else y0
+        x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
         direct = self.variant != "first-order" or settled
         with blas_threads(size):
             if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
-                yield from self._sparse(InteriorLower(flat), upper, x, None if y0 is None else y, rtol, settled)
+                yield from self._sparse(InteriorLower(flat), upper, x, y, rtol, settled)
             elif direct and dense:
                 yield from self._dense(LowerModel(flat), upper, x, y, rtol, settled)
             elif self.variant == "direct":
@@ -149,17 +149,10 @@ class Default:
             yield best_case
 
     def _sparse(
-        self,
-        lower: InteriorLower,
-        upper: UpperSet,
-        x: np.ndarray,
-        y: np.ndarray | None,
-        rtol: float,
-        settled: bool,
+        self, lower: InteriorLower, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, settled: bool
     ) -> Iterator[Snapshot]:
         """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
-        first = _first_guess(lower.flat) if y is None else y
-        yield Snapshot(x, first, "start", np.inf, exact=False)
+        yield Snapshot(x, y, "start", np.inf, exact=False)
         if not settled:
             descent = newton_descent if len(x) <= _FEW else smooth_descent
             for step, _ in follow(SparsePath(lower, x, y), upper, self.stages - 1, descent):
@@ -168,7 +161,7 @@ class Default:
         nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
         point = None if nearest is None else evaluate_jointly(lower, upper.project(nearest[0]))
         if point is None:
-            x, y = (x, first) if nearest is None else (upper.project(nearest[0]), nearest[1])
+            x, y = (x, y) if nearest is None else (upper.project(nearest[0]), nearest[1])
             yield Snapshot(x, y, "answer", np.inf, final=True)
             return
         yield Snapshot(point.x, point.y, "exact descent", point.value)
@@ -264,10 +257,3 @@ def _nearest_feasible(flat: FlatProblem, x: np.ndarray, inset: float = 0.0) -> t
     gradient = np.concatenate([-x, np.zeros(flat.n_y)])
     solved = solve_qp(hessian, gradient, rows.matrix, rows.lower + spare, rows.upper - spare, rows.balls)
     return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])
-
-
-def _first_guess(flat: FlatProblem) -> np.ndarray:
-    """Return a y well inside its bounds, where objectives with logarithms are defined."""
-    low, high = flat.y_rows.intervals()
-    inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(high - low), high - low, 1.0))
-    return np.clip(0.0, low + inset, high - inset)

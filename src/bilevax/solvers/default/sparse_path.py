@@ -14,17 +14,9 @@ import dataclasses
 
 import numpy as np
 
+from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
 from bilevax.solvers.default.smoothing import SmoothPoint
-
-
-@dataclasses.dataclass(frozen=True)
-class Softening:
-    """How much is smoothed."""
-
-    barrier: float
-    softness: float
-    kappa: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +38,10 @@ class SparsePath:
     def begin(self) -> SmoothPoint | None:
         """Return the smoothed point at the start, at no price yet."""
         lower = self.lower
-        scale = Softening(1e-3 * lower.pull * lower.room, 1e-5 * lower.room / lower.pull, kappa=0.0)
+        scale = Barrier(1e-3 * lower.pull * lower.room, 1e-5 * lower.room / lower.pull, kappa=0.0)
         return self._evaluate(self.start.x, scale, self.start)
 
-    def evaluate(self, x: np.ndarray, smoothing: Softening, warm: SmoothPoint) -> SmoothPoint | None:
+    def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
         """Return the smoothed point at x, started from a near one."""
         return self._evaluate(x, smoothing, warm.state.central)
 
@@ -66,7 +58,7 @@ class SparsePath:
         tighter = dataclasses.replace(before, barrier=0.1 * before.barrier, softness=0.1 * before.softness)
         return self._evaluate(point.x, tighter, point.state.central)
 
-    def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Softening]:
+    def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Barrier]:
         """Return where the next stage starts, and its smoothing."""
         return stiff, stiff.smoothing
 
@@ -78,12 +70,15 @@ class SparsePath:
         """Return the point itself: it is exact."""
         return point
 
-    def _evaluate(self, x: np.ndarray, smoothing: Softening, warm: InteriorPoint) -> SmoothPoint | None:
+    def _evaluate(self, x: np.ndarray, smoothing: Barrier, warm: InteriorPoint) -> SmoothPoint | None:
         lower, flat = self.lower, self.lower.flat
         central = lower.solve(x, smoothing.barrier, smoothing.softness, warm)
         if central is None:
             return None
-        self._factorise(central)
+        try:
+            self._factorise(central)
+        except FloatingPointError:
+            return None
         f_x, f_y = flat.gradients("upper", x, central.y)
         price = smoothing.kappa * smoothing.softness * lower.inequality
         adjoint, sensitivity = lower.back(f_y, price)
