@@ -14,6 +14,7 @@ from bilevax.derivatives import FlatProblem
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower
 from bilevax.solvers.default.joint_pieces import evaluate_jointly
+from bilevax.solvers.default.quadratic_program import UpperSet
 from bilevax.solvers.default.sparse_path import SparsePath
 
 
@@ -88,7 +89,7 @@ def test_exact_evaluation_agrees_with_the_certificate():
     problem, links, size = network("net3.json")
     flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
     x = np.random.default_rng(3).uniform(0.3, 1.0, links)
-    point = evaluate_jointly(InteriorLower(flat), x)
+    point = evaluate_jointly(InteriorLower(flat), UpperSet(flat.x_rows), x)
     assert point is not None
     assert point.value == pytest.approx(bx.certify(problem, x).value, abs=1e-7)
 

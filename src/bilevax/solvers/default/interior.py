@@ -159,29 +159,6 @@ class InteriorLower:
         stiffness = np.where(self.has_low, below / room_low, 0.0) + np.where(self.has_high, above / room_high, 0.0)
         self._factorise(x, y, stiffness + np.where(self.fixed, _RIGID, 0.0), give)
 
-    def factorise_active(self, x: np.ndarray, y: np.ndarray, held: np.ndarray, rows: np.ndarray) -> None:
-        """Factorise K with the ``held`` entries of y fixed and the ``rows`` as equations, the others gone."""
-        self._factorise(x, y, np.where(held, _RIGID, 0.0), np.where(rows, _TRACE * self.room / self.pull, _RIGID))
-
-    def active_step(
-        self, x: np.ndarray, y: np.ndarray, force: np.ndarray, held: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return Newton's step in (y, force) with the ``held`` entries of y fixed and the ``rows`` as equations."""
-        self.factorise_active(x, y, held, rows)
-        hessian = self.flat.hessian("lower", "y", "y", x, y)
-        dual = np.where(held, 0.0, self.flat.gradients("lower", x, y)[1] + self.A.T @ force)
-        primal = np.where(rows, self.A @ y + self.B @ x - self.c, 0.0)
-        step, push = np.zeros(len(y)), np.zeros(len(primal))
-        for _ in range(_MAX_REFINEMENTS):
-            # The trace that makes K regular is taken out again by refinement on the true equations.
-            left = np.where(held, 0.0, dual + hessian @ step + self.A.T @ push)
-            gap = np.where(rows, primal + self.A @ step, 0.0)
-            if np.abs(left).max(initial=0.0) <= 1e-13 * self.pull and np.abs(gap).max(initial=0.0) <= 1e-14 * self.room:
-                break
-            more, harder = self.back(-left, -gap)
-            step, push = step + np.where(held, 0.0, more), push + np.where(rows, harder, 0.0)
-        return step, push
-
     def _factorise(self, x: np.ndarray, y: np.ndarray, stiffness: np.ndarray, give: np.ndarray) -> None:
         stiffness = stiffness + _TRACE * self.pull / self.room
         hessian = self.flat.hessian("lower", "y", "y", x, y) + sp.diags(stiffness)

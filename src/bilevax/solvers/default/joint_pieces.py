@@ -1,14 +1,16 @@
 """Exact descent in (x, y, force) together: the pieces of Phi for large sparse problems and merely convex lower levels.
 
-A point that satisfies the lower level's optimality conditions proves itself: its f is Phi(x). Around such a point every
-row, and every bound of y, is *held*, *open*, or *undecided* where both its force and its room are within a margin. The
-step minimises a quadratic model of f under the linearised conditions
+A point that satisfies the lower level's optimality conditions proves itself: its f is Phi(x). At such a point every
+row, and every bound of y, is *held* or *open*, or *undecided* where both its force and its room vanish. One piece of
+Phi has all of them decided, and on it the conditions are equations and inequalities without complementarity:
 
-    (grad_y g + H dy + G dx + A' force)_i  = 0 where y_i is open, >= 0 where it may be held by its lower bound, ...
-    rows held: equations; rows open: no force; undecided: neither,
+    (grad_y g + A' force)_i  = 0 where y_i is open, >= 0 where its lower bound holds it, <= 0 where its upper one does;
+    rows held: equations, force >= 0;  rows open: inequalities, no force.
 
-x + dx in X and a trust region. The model may press and open an undecided row at once: exact evaluation
-judges the step, and a smaller margin leaves fewer rows undecided.
+A step minimises a model of f under these conditions linearised, x + dx in X and in a trust region. Undecided rows may
+at first press and open at once; those that do are decided and the program is solved again (`_step`). The step's end is
+brought back to the piece (`restore`), which moves x too: where the lower level is only just feasible, nothing
+but x can give.
 """
 
 import dataclasses
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse as sp
+import scipy.sparse.linalg as spl
 
 from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_sparse_qp
@@ -32,10 +35,20 @@ class Sides:
     above: np.ndarray
     rows: np.ndarray
 
+    def where(self, chosen: "Sides", other: "Sides") -> "Sides":
+        """Return these sides with those of ``other`` where ``chosen`` is nonzero."""
+        pick = lambda name: np.where(getattr(chosen, name), getattr(other, name), getattr(self, name))
+        return Sides(pick("below"), pick("above"), pick("rows"))
+
+    @property
+    def holds(self) -> np.ndarray:
+        """Which entries of y a bound holds."""
+        return (self.below == HELD) | (self.above == HELD)
+
 
 @dataclasses.dataclass(frozen=True)
 class JointPoint:
-    """x with the exact lower level there; ``reduced`` is grad_y g + A' force, which the bounds of y balance."""
+    """x with y and the rows' forces; ``reduced`` is grad_y g + A' force, which the bounds of y balance."""
 
     x: np.ndarray
     y: np.ndarray
@@ -46,115 +59,118 @@ class JointPoint:
 
 
 def joint_descent(
-    lower: InteriorLower, upper: UpperSet, point: JointPoint, rtol: float, iterations: int = 40
+    lower: InteriorLower, upper: UpperSet, point: JointPoint, rtol: float, iterations: int = 60
 ) -> Iterator[JointPoint]:
     """Yield exact points that descend on Phi, until no descent is left to see."""
     size = 1 + np.abs(point.x).max(initial=0.0)
-    radius, margin = 0.1 * size, 1e-3
-    adjoint, crawled = _first_adjoint(lower, point), 0
+    radius, drag, curved, crawled = 0.1 * size, _FIRST_DRAG, False, 0
+    adjoint = np.zeros(lower.flat.n_y)
     for _ in range(iterations):
-        step = _model_step(lower, upper, point, classify(lower, point, margin), adjoint, radius)
-        length = radius if step is None else step.length
-        # A promise worse than no step at all: the program was not solved well.
-        if step is not None and step.predicted >= -_EPSILON * (1 + abs(point.value)):
-            if step.predicted <= 1e-2 * rtol**2 * (1 + abs(point.value)) or length <= 1e-3 * rtol * size:
-                return
-            trial = evaluate_jointly(lower, upper.project(point.x + step.x), step.y, step.force)
-            if trial is not None and point.value - trial.value >= 1e-3 * step.predicted:
-                crawled = crawled + 1 if point.value - trial.value <= 0.1 * rtol * (1 + abs(point.value)) else 0
-                point, adjoint = trial, step.adjoint
-                radius = 2 * radius if length >= 0.9 * radius else radius
-                yield point
-                if crawled == _MAX_CRAWL:
-                    return
+        found, promise, step = None, 0.0, None
+        for margin in (_UNDECIDED, 0.0):
+            step = _step(lower, upper, point, classify(lower, point, margin), adjoint * curved, radius, drag)
+            if step is None or step.predicted <= _EPSILON * (1 + abs(point.value)):
                 continue
-        # Too long a step, or too many rows left undecided, which the model may press and open at once.
-        radius, margin = 0.25 * min(radius, length), max(0.3 * margin, 1e-9)
-        if radius <= 1e-11 * size:
+            promise = max(promise, step.predicted)
+            trial = restore(lower, upper, step.point, step.sides)
+            if trial is not None and point.value - trial.value >= 0.1 * step.predicted:
+                found = trial
+                break
+        if found is not None and step is not None:
+            length = np.abs(found.x - point.x).max(initial=0.0)
+            small = point.value - found.value <= 1e-3 * rtol * (1 + abs(point.value))
+            crawled, point, adjoint = crawled + 1 if small else 0, found, step.adjoint
+            radius, drag = (2 * radius if length >= 0.9 * radius else radius), max(0.1 * drag, _LEAST_DRAG)
+            yield point
+            if crawled == _MAX_CRAWL:
+                return
+            continue
+        if drag >= _MOST_DRAG or (promise == 0.0 and drag >= 1.0):
             return
+        # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
+        curved, drag, radius = not curved, 10 * drag, radius if not curved else 0.5 * radius
 
 
-_EPSILON = 1e-9
+# Force and room within which a row is undecided, in the units of `pull` and `room`.
+_UNDECIDED = 1e-7
+_EPSILON = 1e-11
 _MAX_CRAWL = 3
+# The pull back to the point, of x and y and, a hundred times weaker, of the forces: a tenth of it after each success.
+_FIRST_DRAG, _LEAST_DRAG, _MOST_DRAG = 1e-2, 1e-6, 1e3
 
 
-def _first_adjoint(lower: InteriorLower, point: JointPoint) -> np.ndarray:
-    """Return the multipliers of the lower level's conditions on the piece at hand."""
-    sides = classify(lower, point, 0.0)
-    held = (sides.below == HELD) | (sides.above == HELD) | lower.fixed
-    try:
-        lower.factorise_active(point.x, point.y, held, sides.rows == HELD)
-    except FloatingPointError:
-        return np.zeros(lower.flat.n_y)
-    f_y = lower.flat.gradients("upper", point.x, point.y)[1]
-    return -lower.back(np.where(held, 0.0, f_y), np.zeros(len(lower.c)))[0]
-
-
-def evaluate_jointly(
-    lower: InteriorLower, x: np.ndarray, y: np.ndarray | None = None, force: np.ndarray | None = None
-) -> JointPoint | None:
-    """Return the exact lower level at x, from a guess of its answer where there is one; None where it fails."""
-    if y is not None and force is not None:
-        guess = _point(lower, x, y, force)
-        found = sharpen(lower, guess, classify(lower, guess, 0.0))
-        if found is not None:
-            return found
-    central = lower.start(x, y)
+def evaluate_jointly(lower: InteriorLower, upper: UpperSet, x: np.ndarray) -> JointPoint | None:
+    """Return an exact point at x, or next to it where the lower level is only just feasible; None where it fails."""
+    central = lower.start(x, None)
     unit = lower.pull * lower.room
     for barrier in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14):
         nearer = lower.solve(x, barrier * unit, max(1e-5 * barrier, 1e-13) * lower.room / lower.pull, central)
         if nearer is None:
             break
         central = nearer
-    if central.barrier > 1e-9 * unit:
+    if central.barrier > _ROUGH * unit:
         return None
-    guess = _point(
-        lower, x, central.y, np.where(lower.inequality & (central.force < central.slack), 0.0, central.force)
-    )
-    found = sharpen(lower, guess, _sides(lower, central, central.below, central.above, 0.0))
-    if found is not None:
-        return found
-    violation = np.where(lower.inequality, np.maximum(-guess.slack, 0.0), np.abs(guess.slack)).max(initial=0.0)
-    return guess if violation <= 1e-9 * lower.room else None
+    sides = _sides(lower, central, central.below, central.above, 0.0)
+    return restore(lower, upper, _point(lower, x, central.y, central.force), sides)
 
 
-def sharpen(lower: InteriorLower, point: JointPoint, sides: Sides) -> JointPoint | None:
-    """Solve the optimality conditions on the held bounds and rows; None unless the result satisfies all of them."""
-    held = (sides.below == HELD) | (sides.above == HELD) | lower.fixed
-    rows = sides.rows == HELD
-    y = np.where(sides.below == HELD, lower.low, np.where(sides.above == HELD, lower.high, point.y))
-    force = np.where(rows, point.force, 0.0)
-    for _ in range(_MAX_SHARPENING):
-        try:
-            step, push = lower.active_step(point.x, y, force, held, rows)
-        except (FloatingPointError, ValueError):
+_ROUGH = 1e-6
+
+
+def restore(lower: InteriorLower, upper: UpperSet, guess: JointPoint, sides: Sides) -> JointPoint | None:
+    """Return the nearest point of the piece with these sides, by Newton's method; None where it has none near."""
+    point = _on_sides(lower, guess.x, guess.y, guess.force, sides)
+    n_x = lower.flat.n_x
+    for _ in range(_MAX_RESTORING):
+        if _residual(lower, point) <= _EXACT:
+            return _on_rows(lower, upper, point, sides)
+        # Steep entries of y move in the units of their curvature: Newton's method must not overshoot a tiny share.
+        steep = lower.flat.hessian("lower", "y", "y", point.x, point.y).diagonal() * lower.room / lower.pull
+        weights = np.concatenate([np.full(n_x, 1e8), 1e4 * (1 + steep**2)])
+        solved = _program(lower, upper, point, sides, np.inf, sp.diags(weights), np.zeros(len(weights)), 1e-2)
+        if solved is None:
             return None
-        y, force = y + step, force + push
-        inside = (y >= lower.low - 1e-9 * lower.room) & (y <= lower.high + 1e-9 * lower.room)
-        if not (np.isfinite(y).all() and np.isfinite(force).all() and inside.all()):
-            return None
-        found = _point(lower, point.x, y, force)
-        if _holds(lower, found, sides, held, rows):
-            return found
+        point = _on_sides(lower, upper.project(solved.point.x), solved.point.y, solved.point.force, sides)
     return None
 
 
-_MAX_SHARPENING = 6
+_MAX_RESTORING = 8
+_EXACT = 1e-9
 
 
-def _holds(lower: InteriorLower, point: JointPoint, sides: Sides, held: np.ndarray, rows: np.ndarray) -> bool:
-    """Return whether the point satisfies the lower level's optimality conditions to working precision."""
-    press = 1e-9 * (lower.pull + np.abs(point.force).max(initial=0.0))
-    room = 1e-10 * (lower.room + np.abs(point.x).max(initial=0.0) + np.abs(point.y).max(initial=0.0))
-    wrong_sign = np.where(sides.below == HELD, -point.reduced, np.where(sides.above == HELD, point.reduced, 0.0))
-    wrong_sign = np.where(lower.fixed, 0.0, wrong_sign)
-    violated = np.where(rows, np.abs(point.slack), -point.slack)
-    return bool(
-        np.abs(point.reduced[~held]).max(initial=0.0) <= press
-        and wrong_sign.max(initial=0.0) <= press
-        and (-point.force[lower.inequality]).max(initial=0.0) <= press
-        and violated.max(initial=0.0) <= room
-    )
+def _residual(lower: InteriorLower, point: JointPoint) -> float:
+    """Return how far the lower level's optimality conditions are from holding, relative to its scales."""
+    fixed = np.where(lower.fixed, 0.0, point.reduced / lower.pull)
+    off = point.y / lower.room - np.clip(point.y / lower.room - fixed, lower.low / lower.room, lower.high / lower.room)
+    slack, force = point.slack / lower.room, point.force / lower.pull
+    rows = np.where(lower.inequality, np.minimum(slack, force), slack)
+    return float(max(np.abs(off).max(initial=0.0), np.abs(rows).max(initial=0.0)))
+
+
+def _on_sides(lower: InteriorLower, x: np.ndarray, y: np.ndarray, force: np.ndarray, sides: Sides) -> JointPoint:
+    """Return the point with held entries of y on their bounds and no force on open rows."""
+    y = np.clip(y, lower.low, lower.high)
+    y = np.where(sides.below == HELD, lower.low, np.where(sides.above == HELD, lower.high, y))
+    pressed = np.where(sides.rows == OPEN, 0.0, np.maximum(force, 0.0))
+    return _point(lower, x, y, np.where(lower.inequality, pressed, force))
+
+
+def _on_rows(lower: InteriorLower, upper: UpperSet, point: JointPoint, sides: Sides) -> JointPoint:
+    """Return the point with its held rows satisfied to the last digit, if it stays within all bounds.
+
+    Where only one y is feasible, a lower level that misses by rounding has none.
+    """
+    held, free = sides.rows == HELD, ~(sides.holds | lower.fixed)
+    if not held.any():
+        return point
+    matrix = sp.hstack([lower.B[held], lower.A[held][:, free]], format="csr")
+    x, y = point.x.copy(), point.y.copy()
+    for _ in range(2):
+        miss = (lower.c - lower.A @ y - lower.B @ x)[held]
+        step = spl.lsmr(matrix, miss, atol=1e-16, btol=1e-16, maxiter=2000)[0]
+        x, y[free] = x + step[: len(x)], y[free] + step[len(x) :]
+    inside = np.all((y >= lower.low) & (y <= lower.high)) and np.array_equal(upper.project(x), x)
+    return _point(lower, x, y, point.force) if inside else point
 
 
 def _point(lower: InteriorLower, x: np.ndarray, y: np.ndarray, force: np.ndarray) -> JointPoint:
@@ -186,83 +202,117 @@ def _sides(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
-    x: np.ndarray
-    y: np.ndarray
-    force: np.ndarray
+class _Solved:
+    """Where a program ends, with the linearised ``reduced``; its multipliers of the lower level's conditions."""
+
+    point: JointPoint
     adjoint: np.ndarray
     predicted: float
-    length: float
+    sides: Sides
 
 
-def _model_step(
-    lower: InteriorLower, upper: UpperSet, point: JointPoint, sides: Sides, adjoint: np.ndarray, radius: float
-) -> _Step | None:
+def _step(
+    lower: InteriorLower,
+    upper: UpperSet,
+    point: JointPoint,
+    sides: Sides,
+    adjoint: np.ndarray,
+    radius: float,
+    drag: float,
+) -> _Solved | None:
+    """Return the model's step on one piece: rows that would press and open at once are decided by what they do more.
+
+    Where that leads nowhere they stay on the side they are on.
+    """
+    flat, x, y = lower.flat, point.x, point.y
+    gradient = np.concatenate(flat.gradients("upper", x, y))
+    model, _ = convexified(flat.lagrangian_hessian(x, y, adjoint))
+    model = model + sp.diags(np.full(len(gradient), drag * (1 + np.abs(gradient).max()) / lower.room))
+    here = classify(lower, point, 0.0)
+    for cautious in (False, True):
+        tried = sides
+        for _ in range(_MAX_DIVES):
+            solved = _program(lower, upper, point, tried, radius, model, gradient, 1e-2 * drag)
+            if solved is None:
+                break
+            torn, now = _torn(lower, solved.point, tried), classify(lower, solved.point, 0.0)
+            if not (torn.below.any() or torn.above.any() or torn.rows.any()):
+                undecided = Sides(tried.below == UNDECIDED, tried.above == UNDECIDED, tried.rows == UNDECIDED)
+                return dataclasses.replace(solved, sides=tried.where(undecided, now))
+            tried = tried.where(torn, here if cautious else now)
+    return None
+
+
+_MAX_DIVES = 6
+
+
+def _torn(lower: InteriorLower, point: JointPoint, sides: Sides) -> Sides:
+    """Return which undecided rows and bounds have both force and room."""
+    room_low, room_high = lower.rooms(point.y)
+    both = lambda side, force, room: (side == UNDECIDED) & (np.minimum(force / lower.pull, room / lower.room) > 1e-8)
+    return Sides(
+        below=both(sides.below, point.reduced, room_low),
+        above=both(sides.above, -point.reduced, room_high),
+        rows=both(sides.rows, point.force, point.slack),
+    )
+
+
+def _program(
+    lower: InteriorLower,
+    upper: UpperSet,
+    point: JointPoint,
+    sides: Sides,
+    radius: float,
+    model: sp.spmatrix | sp.sparray,
+    gradient: np.ndarray,
+    drag: float,
+) -> _Solved | None:
+    """Minimise ``gradient d + d model d / 2`` over d = (dx, dy) and the forces, which are dragged to those at hand."""
     flat, x, y = lower.flat, point.x, point.y
     n_x, n_y, count, unit = flat.n_x, flat.n_y, len(lower.c), lower.pull
     gradient_y = flat.gradients("lower", x, y)[1]
     hessian, mixed = flat.hessian("lower", "y", "y", x, y), flat.hessian("lower", "y", "x", x, y)
-    f_gradient = np.concatenate(flat.gradients("upper", x, y))
-    model, _ = convexified(flat.lagrangian_hessian(x, y, adjoint))
-    model = model + sp.diags(np.full(n_x + n_y, _TRACE * (1 + np.abs(f_gradient).max()) / lower.room))
-    # Forces, in multiples of the pull, are drawn to moderate ones: at a border of feasibility they are unbounded.
-    near = np.clip(point.force / unit, -_LARGE_FORCE, _LARGE_FORCE)
-    may_hold_low, may_hold_high = sides.below != OPEN, sides.above != OPEN
-    free = lower.fixed
-    floor = np.where(sides.above == HELD, lower.high, lower.low) - y
-    ceiling = np.where(sides.below == HELD, lower.low, lower.high) - y
-    slack, steps = point.slack, upper.rows.around(x)
+    steps = upper.rows.around(x)
     eye, none = sp.eye, lambda r, c: sp.csr_matrix((r, c))
     blocks = [
         # grad_y g + H dy + G dx + A' force
         (
             sp.hstack([mixed, hessian, unit * lower.A.T]),
-            np.where(may_hold_high | free, -np.inf, -gradient_y),
-            np.where(may_hold_low | free, np.inf, -gradient_y),
+            np.where((sides.above != OPEN) | lower.fixed, -np.inf, -gradient_y),
+            np.where((sides.below != OPEN) | lower.fixed, np.inf, -gradient_y),
         ),
         # B dx + A dy against the slack
         (
             sp.hstack([lower.B, lower.A, none(count, count)]),
-            np.where(sides.rows == HELD, slack, -np.inf),
-            np.where(sides.rows == HELD, slack, np.maximum(slack, 0.0)),
+            np.where(sides.rows == HELD, point.slack, -np.inf),
+            np.where(sides.rows == HELD, point.slack, np.maximum(point.slack, 0.0)),
         ),
-        (sp.hstack([none(n_y, n_x), eye(n_y), none(n_y, count)]), np.minimum(floor, ceiling), ceiling),
+        (sp.hstack([none(n_y, n_x), eye(n_y), none(n_y, count)]), np.minimum(lower.low - y, 0.0), lower.high - y),
         (
             sp.hstack([none(count, n_x + n_y), eye(count)]),
             np.where(lower.inequality, 0.0, -np.inf),
-            np.where(sides.rows == OPEN, 0.0, np.inf),
+            np.full(count, np.inf),
         ),
         (sp.hstack([steps.matrix, none(len(steps.lower), n_y + count)]), steps.lower, steps.upper),
         (sp.hstack([eye(n_x), none(n_x, n_y + count)]), np.full(n_x, -radius), np.full(n_x, radius)),
     ]
-    matrix = sp.vstack([block[0] for block in blocks], format="csr")
+    matrix = sp.vstack([block[0] for block in blocks], format="csc")
     low, high = (np.concatenate([block[side] for block in blocks]) for side in (1, 2))
+    # What a bound holds does not move, and an open row has no force: columns the program need not know.
+    moving = np.concatenate([np.ones(n_x, bool), ~(sides.holds | lower.fixed), sides.rows != OPEN])
+    matrix = sp.csr_matrix(matrix[:, moving])
+    used = (np.isfinite(low) | np.isfinite(high)) & (np.diff(matrix.indptr) > 0)
     low = np.where(high - low <= 1e-15, high, low)
-    bounded = np.isfinite(low) | np.isfinite(high)
-    solved = solve_sparse_qp(
-        sp.block_diag([model, _DRAW * eye(count)], format="csc"),
-        np.concatenate([f_gradient, -_DRAW * near]),
-        matrix[bounded],
-        low[bounded],
-        high[bounded],
-    )
+    whole = sp.block_diag([model, drag * eye(count)], format="csc")
+    linear = np.concatenate([gradient, -drag * point.force / unit])
+    solved = solve_sparse_qp(whole[moving][:, moving], linear[moving], matrix[used], low[used], high[used])
     if solved is None:
         return None
-    v, multipliers = solved
-    along = v[: n_x + n_y]
-    dx, dy, force = v[:n_x], v[n_x : n_x + n_y], unit * v[n_x + n_y :]
-    every = np.zeros(len(low))
-    every[bounded] = multipliers
-    return _Step(
-        x=dx,
-        y=y + dy,
-        force=force,
-        adjoint=every[:n_y],
-        predicted=-float(f_gradient @ along + 0.5 * along @ (model @ along)),
-        length=float(np.abs(dx).max(initial=0.0)),
-    )
-
-
-_TRACE = 1e-9
-_DRAW = 1e-10
-_LARGE_FORCE = 20.0
+    v, every = np.zeros(len(moving)), np.zeros(len(low))
+    v[moving], every[used] = solved
+    along, force = v[: n_x + n_y], unit * v[n_x + n_y :]
+    reduced = gradient_y + mixed @ v[:n_x] + hessian @ v[n_x : n_x + n_y] + lower.A.T @ force
+    slack = point.slack - lower.B @ v[:n_x] - lower.A @ v[n_x : n_x + n_y]
+    end = JointPoint(x + v[:n_x], y + v[n_x : n_x + n_y], force, reduced, slack, point.value)
+    predicted = -float(gradient @ along + 0.5 * along @ (model @ along))
+    return _Solved(end, every[:n_y], predicted, sides)

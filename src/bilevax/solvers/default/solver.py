@@ -11,7 +11,7 @@ The work is done by dense matrices in the space of the rows, by sparse ones in t
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from bilevax import _trees
 from bilevax._threads import blas_threads
 from bilevax.derivatives import FlatProblem
+from bilevax.solvers.base import HostSolver, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.first_order import PairOracle
 from bilevax.solvers.default.interior import InteriorLower
@@ -32,32 +33,11 @@ from bilevax.solvers.default.relaxation import best_case, joint_rows
 from bilevax.solvers.default.smoothing import SmoothPoint, follow, smooth_descent
 from bilevax.solvers.default.sparse_path import SparsePath
 
-
-class Snapshot(NamedTuple):
-    """Where the search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one.
-
-    ``sweeps`` counts the first-order variant's work so far: None in the direct one.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    phase: str
-    value: float
-    exact: bool = True
-    final: bool = False
-    converged: bool = False
-    sweeps: int | None = None
-
-    def replaces(self, best: "Snapshot") -> bool:
-        """Return whether this is the one to keep; where nothing exact is known yet, the latest is."""
-        return self.final or (self.value <= best.value if self.exact and best.exact else self.exact or not best.exact)
-
-
 Variant = Literal["auto", "direct", "first-order"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Default:
+class Default(HostSolver):
     """The tuning-free default: smoothing to find a basin, exact pieces to finish in it.
 
     For convex lower levels with affine rows; f may be nonconvex.
@@ -159,7 +139,7 @@ class Default:
                 yield Snapshot(step.x, step.y, "smooth descent", step.value, exact=False)
                 x = step.x
         nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
-        point = None if nearest is None else evaluate_jointly(lower, upper.project(nearest[0]))
+        point = None if nearest is None else evaluate_jointly(lower, upper, upper.project(nearest[0]))
         if point is None:
             x, y = (x, y) if nearest is None else (upper.project(nearest[0]), nearest[1])
             yield Snapshot(x, y, "answer", np.inf, final=True)
