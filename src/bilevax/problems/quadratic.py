@@ -1,6 +1,6 @@
 """Random bilevel problems with a quadratic lower level, whose constants are known exactly."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,13 @@ from bilevax.sets import Box
 from bilevax.solvers.theory import TheoryConstants, theta_bar
 
 Upper = Literal["lipschitz", "nonconvex", "quadratic"]
+
+
+class RandomQuadratic(NamedTuple):
+    """A random problem, and the constants that the theory asks for."""
+
+    problem: BilevelProblem
+    constants: TheoryConstants
 
 
 def random_quadratic(
@@ -27,7 +34,7 @@ def random_quadratic(
     box: float | None = None,
     with_theta_bar: bool = True,
     seed: int = 0,
-) -> tuple[BilevelProblem, TheoryConstants]:
+) -> RandomQuadratic:
     """Return a random problem and its constants.
 
     The lower level is ``g = y'Hy / 2 + y'(Cx + c)`` with ``mu_g = 1``; about half of the rows are active at the
@@ -58,6 +65,14 @@ def random_quadratic(
     seed
         Of the random numbers.
     """
+    for name, size, least in (
+        ("n_x", n_x, 1),
+        ("n_y", n_y, 1),
+        ("n_rows", n_rows, 1),
+        ("n_equalities", n_equalities, 0),
+    ):
+        if size < least:
+            raise ValueError(f"{name}: expected at least {least}, got {size}.")
     if coupled and n_rows > n_y:
         raise ValueError(f"n_rows: expected at most n_y = {n_y} coupled rows, for a full row rank, got {n_rows}.")
     if upper not in _UPPER:
@@ -103,7 +118,7 @@ def random_quadratic(
         theta_bar=theta_bar(problem, np.zeros(n_x), np.zeros(n_y)) if with_theta_bar else None,
         l_f0=None if upper == "quadratic" else float(np.linalg.norm(weights)),
     )
-    return problem, constants
+    return RandomQuadratic(problem, constants)
 
 
 def _residual(x: Array, y: Array, data: PyTree) -> Float[Array, " n"]:
