@@ -9,13 +9,22 @@ from bilevax.multistart import Multistart, multistart
 from bilevax.problem import BilevelProblem
 from bilevax.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex
 from bilevax.solution import Solution, Status
+from bilevax.solvers.bic_gaffa import BiCGAFFA
+from bilevax.solvers.blocc import BLOCC
 from bilevax.solvers.default import Default
+from bilevax.solvers.gam import GAM
+from bilevax.solvers.lv_hba import LVHBA
+from bilevax.solvers.projected_penalty import ProjectedPenalty
 from bilevax.solvers.sflcb import SFLCB
 
 __all__ = [
+    "BLOCC",
+    "GAM",
+    "LVHBA",
     "SFLCB",
     "AffineCoupling",
     "Ball",
+    "BiCGAFFA",
     "BilevelProblem",
     "Box",
     "Certificate",
@@ -28,6 +37,7 @@ __all__ = [
     "Polyhedron",
     "Product",
     "Progress",
+    "ProjectedPenalty",
     "RunResult",
     "Simplex",
     "Solution",

@@ -18,12 +18,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax import _trees, checkpoints
+from bilevax._deadline import OutOfTime, deadline
 from bilevax.certificate import Certificate, certify
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solution import Solution, Status
-from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.base import AbstractSolver, HostSolver
 from bilevax.solvers.default import Default
 
 # An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
@@ -67,7 +68,7 @@ def solve(
     x0: PyTree,
     *,
     y0: PyTree = None,
-    solver: AbstractSolver | None = None,
+    solver: AbstractSolver | HostSolver | None = None,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     max_steps: int | None = None,
@@ -124,16 +125,18 @@ def solve(
     with jax.enable_x64(True):
         x, y_like, y = validate(problem, x0, y0, dtype)
         method = Default() if solver is None else solver
-        if not isinstance(method, AbstractSolver | Default):
+        if not isinstance(method, AbstractSolver | HostSolver):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
         limit = method.default_max_steps if max_steps is None else int(max_steps)
         watch = Watch(began, limit, time_limit, callback, progress)
-        if isinstance(method, Default):
+        if isinstance(method, HostSolver):
             if checkpoint is not None or resume is not None:
-                raise ValueError("checkpoint, resume: not for the default solver yet; it expects a SFLCB(...) run.")
+                raise ValueError(
+                    f"checkpoint, resume: expected a compiled solver such as SFLCB(...), got {type(method).__name__}."
+                )
             ending = search(problem, method, x, y_like, y, warm_start, rtol, watch)
         else:
-            method.check(problem)
+            method.check(problem, x, y_like)
             save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
             load = None if resume is None else lambda loop: checkpoints.load(resume, loop, problem, solver)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, load, save)
@@ -163,7 +166,7 @@ def run(
     """
     dtype = jnp.result_type(float)
     x, y_like, y = validate(problem, x0, y0, dtype)
-    solver.check(problem)
+    solver.check(problem, x, y_like)
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     x = placed.x_set.project(x)
     if y is None:
@@ -362,7 +365,7 @@ def _iterate(
 
 def search(
     problem: BilevelProblem,
-    solver: Default,
+    solver: HostSolver,
     x: PyTree,
     y_like: PyTree,
     y: PyTree | None,
@@ -370,7 +373,7 @@ def search(
     rtol: float,
     watch: Watch,
 ) -> Ending:
-    """Run the default on the host, a look after each of its steps."""
+    """Run a search on the host, a look after each of its steps."""
     if warm_start is not None:
         x, y = warm_start.x, warm_start.y
     flat = FlatProblem(problem, x, y_like)
@@ -378,16 +381,19 @@ def search(
     snapshots = solver.search(flat, _trees.flatten_host(x), guess, rtol, settled=warm_start is not None)
     best, steps, sweeps = next(snapshots), 0, None
     try:
-        for steps, snapshot in enumerate(itertools.chain([best], snapshots)):
-            if snapshot.replaces(best):
-                best = snapshot
-            numbers = {"phase": snapshot.phase, "upper": snapshot.value}
-            if snapshot.sweeps is not None:
-                numbers["sweeps"] = sweeps = snapshot.sweeps
-            if watch.look(steps, flat.x_tree(snapshot.x), flat.y_tree(snapshot.y), numbers):
-                break
+        with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
+            for steps, snapshot in enumerate(itertools.chain([best], snapshots)):
+                if snapshot.replaces(best):
+                    best = snapshot
+                numbers = {"phase": snapshot.phase, "upper": snapshot.value}
+                if snapshot.sweeps is not None:
+                    numbers["sweeps"] = sweeps = snapshot.sweeps
+                if watch.look(steps, flat.x_tree(snapshot.x), flat.y_tree(snapshot.y), numbers):
+                    break
     except KeyboardInterrupt:
         watch.ended = Status.INTERRUPTED
+    except OutOfTime:
+        watch.ended = Status.TIME_LIMIT
     watch.close()
     if best.final:
         watch.ended = None
@@ -411,7 +417,7 @@ def _short(value: Any) -> str:
 
 
 def conclude(
-    solver: AbstractSolver | Default, ending: Ending, certificate: Certificate, watch: Watch, rtol: float
+    solver: AbstractSolver | HostSolver, ending: Ending, certificate: Certificate, watch: Watch, rtol: float
 ) -> Solution:
     """Return the solution that an ending and its certificate amount to."""
     status = _status(ending, watch.ended, certificate, rtol)

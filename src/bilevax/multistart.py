@@ -15,7 +15,7 @@ from bilevax.coupling import LinearCoupling
 from bilevax.driver import Ending, Watch, conclude, run, search
 from bilevax.problem import BilevelProblem, validate
 from bilevax.solution import Solution, Status
-from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.base import AbstractSolver, HostSolver
 from bilevax.solvers.default import Default
 
 
@@ -65,7 +65,7 @@ def multistart(
     key: int = 0,
     *,
     y0: PyTree = None,
-    solver: AbstractSolver | Default | None = None,
+    solver: AbstractSolver | HostSolver | None = None,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     max_steps: int | None = None,
@@ -80,8 +80,8 @@ def multistart(
     key
         Seed of the draw.
     solver
-        The default on the host, start after start with everything compiled once; or a compiled solver such as
-        ``SFLCB(...)``, all starts in one program.
+        The default or another search on the host, start after start with everything compiled once; or a compiled
+        solver such as ``SFLCB(...)``, all starts in one program.
     time_limit
         Seconds for all starts together; starts not reached by then are left out, but for the first.
     y0, rtol, atol, max_steps
@@ -92,7 +92,7 @@ def multistart(
     method = Default() if solver is None else solver
     endings = (
         _one_by_one(problem, points, y0, method, rtol, max_steps, time_limit, began)
-        if isinstance(method, Default)
+        if isinstance(method, HostSolver)
         else _all_at_once(problem, points, y0, method, rtol, atol, max_steps)
     )
     merged, answer_of = _merge(endings)
@@ -111,7 +111,7 @@ def _one_by_one(
     problem: BilevelProblem,
     points: list[PyTree],
     y0: PyTree,
-    solver: Default,
+    solver: HostSolver,
     rtol: float,
     max_steps: int | None,
     time_limit: float | None,

@@ -1,11 +1,14 @@
-"""What a solver is: an object with `init`, `step` and `terminate`, and nothing about files, clocks or printing."""
+"""What a solver is: `init`, `step` and `terminate`, compiled, or a search on the host. No files, clocks or printing."""
 
 import abc
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
+from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem
 
 
@@ -45,6 +48,41 @@ class AbstractSolver(eqx.Module):
     def iterate(self, state: Any) -> Iterate:
         """Return the point that the state stands for."""
 
-    def check(self, problem: BilevelProblem) -> None:
-        """Raise a `ValueError` if the method cannot handle the problem."""
+    def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
+        """Raise a `ValueError` if the method cannot handle the problem. The point (x, y) only gives shapes."""
         return
+
+
+class Snapshot(NamedTuple):
+    """Where a search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one.
+
+    ``sweeps`` counts the work of the default's first-order variant so far: None in all others.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    phase: str
+    value: float
+    exact: bool = True
+    final: bool = False
+    converged: bool = False
+    sweeps: int | None = None
+
+    def replaces(self, best: "Snapshot") -> bool:
+        """Return whether this is the one to keep; where nothing exact is known yet, the latest is."""
+        return self.final or (self.value <= best.value if self.exact and best.exact else self.exact or not best.exact)
+
+
+class HostSolver(abc.ABC):
+    """A method that solves lower levels exactly and so runs on the host: a generator of snapshots."""
+
+    default_max_steps: ClassVar[int]
+
+    @abc.abstractmethod
+    def search(
+        self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
+    ) -> Iterator[Snapshot]:
+        """Yield a snapshot after each step, first of all the start; the answer is the best one, or the final one.
+
+        A ``settled`` start is an earlier answer.
+        """

@@ -4,12 +4,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
 from bilevax import _trees
 from bilevax.problem import BilevelProblem
 from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.multipliers import Residual, all_hold
+from bilevax.solvers.parameters import NONNEGATIVE, POSITIVE, assign
+from bilevax.solvers.penalty import gradients_of_k
 
 
 class SFLCBState(NamedTuple):
@@ -67,19 +69,27 @@ class SFLCB(AbstractSolver):
         eta_u: float = 0.01,
         eta_v: float = 0.01,
     ):
-        values = {"delta": delta, "rho1": rho1, "rho2": rho2}
-        values |= {"eta_x": eta_x, "eta_y": eta_y, "eta_z": eta_z, "eta_u": eta_u, "eta_v": eta_v}
-        for name, value in values.items():
-            smallest_allowed = "a number >= 0" if name.startswith("rho") else "a number > 0"
-            wrong = ValueError(f"SFLCB: expected {smallest_allowed} for {name}, got {value}.")
-            try:
-                number = _trees.host_floats(value)
-            except (TypeError, ValueError):
-                raise wrong from None
-            allowed = number >= 0 if name.startswith("rho") else number > 0
-            if number.ndim or (_trees.is_concrete(number) and not (allowed and np.isfinite(number))):
-                raise wrong
-            setattr(self, name, number)
+        assign(self, POSITIVE, delta=delta, eta_x=eta_x, eta_y=eta_y, eta_z=eta_z, eta_u=eta_u, eta_v=eta_v)
+        assign(self, NONNEGATIVE, rho1=rho1, rho2=rho2)
+
+    @classmethod
+    def paper_svm(cls) -> "SFLCB":
+        """Return the parameters of the paper's SVM experiment."""
+        return cls._with_one_step(delta=0.01, rho=0.01, eta=1e-3)
+
+    @classmethod
+    def paper_network3(cls) -> "SFLCB":
+        """Return the parameters of the paper's network of 3 nodes, which ran for 30,000 steps."""
+        return cls._with_one_step(delta=0.1, rho=1000.0, eta=3e-4)
+
+    @classmethod
+    def paper_network9(cls) -> "SFLCB":
+        """Return the parameters of the paper's network of 9 nodes, which ran for 300,000 steps."""
+        return cls._with_one_step(delta=0.25, rho=50.0, eta=3e-5)
+
+    @classmethod
+    def _with_one_step(cls, delta: float, rho: float, eta: float) -> "SFLCB":
+        return cls(delta, rho, rho, eta, eta, eta, eta, eta)
 
     @classmethod
     def from_theory(
@@ -117,7 +127,7 @@ class SFLCB(AbstractSolver):
         # The multipliers that act on (x, y, s_y) and (x, z, s_z): the derivative of K in the rows.
         force_y = _trees.add_scaled(u, self.rho1, residual_y)
         force_z = _trees.add_scaled(v, self.rho2, residual_z)
-        grad_x, grad_y, grad_z = _gradients_of_k(problem, self.delta, x, y, z, force_y, force_z)
+        grad_x, grad_y, grad_z = gradients_of_k(problem, self.delta, x, y, z, force_y, force_z)
         return SFLCBState(
             x=problem.x_set.project(_trees.add_scaled(x, -self.eta_x, grad_x)),
             y=problem.y_set.project(_trees.add_scaled(y, -self.eta_y, grad_y)),
@@ -131,7 +141,7 @@ class SFLCB(AbstractSolver):
     def terminate(
         self, problem: BilevelProblem, state: SFLCBState, rtol: Any, atol: Any
     ) -> tuple[Array, dict[str, Array]]:
-        """Test the KKT systems of y and z, and the projected gradient of Phi_delta.
+        """Residual the KKT systems of y and z, and the projected gradient of Phi_delta.
 
         With residuals in the largest-entry norm it stops when all of these hold, with t = min(1, delta) / 10 since the
         gradient of Phi_delta sees the residuals of both systems divided by delta:
@@ -143,7 +153,7 @@ class SFLCB(AbstractSolver):
         """
         x, y, z, s_y, s_z, u, v = state
         rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
-        grad_x, grad_y, grad_z = _gradients_of_k(problem, self.delta, x, y, z, u, v)
+        grad_x, grad_y, grad_z = gradients_of_k(problem, self.delta, x, y, z, u, v)
         size = _trees.max_abs
         step_y = _trees.subtract(y, problem.y_set.project(_trees.subtract(y, grad_y)))
         step_z = _trees.subtract(z, problem.y_set.project(jax.tree.map(jnp.add, z, grad_z)))
@@ -152,35 +162,22 @@ class SFLCB(AbstractSolver):
         slack_z = _trees.subtract(s_z, _clip_rows(problem, rows_z, jax.tree.map(jnp.add, s_z, v)))
         force_y, force_z = problem.adjoint_y(x, y, u), problem.adjoint_y(x, z, v)
         tight = 0.1 * jnp.minimum(self.delta, 1.0)
-        tests = {
-            "rows_y": (size(_trees.subtract(rows_y, s_y)), size(rows_y), tight),
-            "rows_z": (size(_trees.subtract(rows_z, s_z)), size(rows_z), tight),
-            "stationarity_y": (size(step_y), size(force_y) + size(_trees.subtract(grad_y, force_y)), tight),
-            "stationarity_z": (size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z)), tight),
-            "complementarity_y": (size(slack_y), size(u), tight),
-            "complementarity_z": (size(slack_z), size(v), tight),
-            "gradient": (size(step_x), size(grad_x) / self.delta, 0.5),
+        residuals = {
+            "rows_y": Residual(size(_trees.subtract(rows_y, s_y)), size(rows_y), tight),
+            "rows_z": Residual(size(_trees.subtract(rows_z, s_z)), size(rows_z), tight),
+            "stationarity_y": Residual(size(step_y), size(force_y) + size(_trees.subtract(grad_y, force_y)), tight),
+            "stationarity_z": Residual(
+                size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z)), tight
+            ),
+            "complementarity_y": Residual(size(slack_y), size(u), tight),
+            "complementarity_z": Residual(size(slack_z), size(v), tight),
+            "gradient": Residual(size(step_x), size(grad_x) / self.delta, 0.5),
         }
-        done = jnp.stack([r <= factor * (atol + rtol * (1 + scale)) for r, scale, factor in tests.values()]).all()
-        record = {name: residual for name, (residual, _, _) in tests.items()}
+        done, record = all_hold(residuals, rtol, atol)
         return done, record | {"upper": problem.upper_value(x, y)}
 
     def iterate(self, state: SFLCBState) -> Iterate:
         return Iterate(state.x, state.y, state.v)
-
-
-def _gradients_of_k(
-    problem: BilevelProblem, delta: Any, x: PyTree, y: PyTree, z: PyTree, force_y: Any, force_z: Any
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Return the gradients of K in x, y and z, where the rows pull with ``force_y`` and ``force_z``."""
-    penalised = lambda x, y: delta * problem.upper_value(x, y) + problem.lower_value(x, y)
-    penalised_x, penalised_y = jax.grad(penalised, argnums=(0, 1))(x, y)
-    lower_x, lower_z = jax.grad(problem.lower_value, argnums=(0, 1))(x, z)
-    pull_x = problem.adjoint_x(x, y, _trees.subtract(force_y, force_z))
-    grad_x = jax.tree.map(lambda a, b, c: a - b + c, penalised_x, lower_x, pull_x)
-    grad_y = jax.tree.map(jnp.add, penalised_y, problem.adjoint_y(x, y, force_y))
-    grad_z = jax.tree.map(lambda a, b: -a - b, lower_z, problem.adjoint_y(x, z, force_z))
-    return grad_x, grad_y, grad_z
 
 
 def _clip_rows(problem: BilevelProblem, rows: Any, slack: Any) -> Any:

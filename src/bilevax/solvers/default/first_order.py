@@ -14,6 +14,7 @@ over the last sweeps, with the plain sweep to fall back on, makes it a Krylov me
 """
 
 import dataclasses
+import time
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from bilevax import _trees
+from bilevax import _deadline, _trees
 from bilevax.coupling import LinearCoupling
 from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem, place
@@ -401,6 +402,7 @@ class PairOracle:
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray):
         self.flat, self.upper, self.x, self.sweeps = flat, upper, x, 0
+        self.seconds_a_sweep = 1.0  # until measured
         self.lower = _Lower(place(flat.problem, np.float64), flat.x_like, flat.y_like)
         self.face = flat.x_rows.intervals()
         low, high = self.lower.bounds()
@@ -554,14 +556,17 @@ class PairOracle:
         ceiling = max(_GROWTH * self.known_size, floor)
         while True:
             numbers = (x, smoothing.delta, softness, low, high, tighten, self.tau, self.sigma, *self.face)
-            pause = min([left] + [at - self.sweeps for at in self.rebalance_at if at > self.sweeps])
+            pause = min([left, self._patience()] + [at - self.sweeps for at in self.rebalance_at if at > self.sweeps])
             # As arrays all numbers are traced: new ones compile nothing.
             setting = _Setting(*map(jnp.asarray, numbers))
+            began = time.monotonic()
             solved = _solve(
                 self.lower, setting, state, self.memory, self.ratio, *map(jnp.asarray, (within, floor, ceiling, pause))
             )
-            self.sweeps += int(solved.sweeps)
-            left -= int(solved.sweeps)
+            done = int(solved.sweeps)
+            self.seconds_a_sweep = (time.monotonic() - began) / max(done, 1)
+            self.sweeps += done
+            left -= done
             gradient, state = np.asarray(solved.gradient), solved.state
             if not (np.isfinite(float(solved.value)) and np.isfinite(gradient).all()):
                 self._forget()
@@ -595,6 +600,11 @@ class PairOracle:
             accurate=accurate,
         )
 
+    def _patience(self) -> int:
+        """Return after how many sweeps to look at the clock: after all of them where nobody waits."""
+        _deadline.check()
+        return _MOST if _deadline.remaining() == np.inf else max(_GLANCE, int(0.3 / self.seconds_a_sweep))
+
     def _rebalance(self, y: np.ndarray, force: np.ndarray) -> None:
         """Balance the steps of y and of the forces by the sizes of both, as a primal-dual method wants it."""
         pressure = float(np.linalg.norm(force / self.scale)) * self.norm / np.sqrt(self.tau.max())
@@ -617,3 +627,4 @@ def _separable(y_set: ConvexSet) -> bool:
 _GROWTH = 3.0
 _PROBES = 64
 _MOST = 1500
+_GLANCE = 50  # sweeps in one go even where they are slow

@@ -20,6 +20,7 @@ import numpy as np
 import qdldl
 import scipy.sparse as sp
 
+from bilevax import _deadline
 from bilevax.derivatives import FlatProblem
 
 
@@ -111,6 +112,7 @@ class InteriorLower:
         shift, length = self.B @ x - self.c, 1.0
         tolerance = 1 + np.abs(shift).max(initial=0.0)
         for _ in range(_MAX_NEWTON):
+            _deadline.check()
             gradient = flat.gradients("lower", x, y)[1]
             dual = gradient + self.A.T @ force - below + above
             dual[self.fixed] = 0.0

@@ -144,7 +144,8 @@ def _residual(lower: InteriorLower, point: JointPoint) -> float:
     off = point.y / lower.room - np.clip(point.y / lower.room - fixed, lower.low / lower.room, lower.high / lower.room)
     slack, force = point.slack / lower.room, point.force / lower.pull
     rows = np.where(lower.inequality, np.minimum(slack, force), slack)
-    return float(max(np.abs(off).max(initial=0.0), np.abs(rows).max(initial=0.0)))
+    size = 1 + max(np.abs(point.x).max(initial=0.0) / lower.room, np.abs(force).max(initial=0.0))
+    return float(max(np.abs(off).max(initial=0.0), np.abs(rows).max(initial=0.0))) / size
 
 
 def _on_sides(lower: InteriorLower, x: np.ndarray, y: np.ndarray, force: np.ndarray, sides: Sides) -> JointPoint:
