@@ -328,12 +328,21 @@ def test_a_road_network_is_worth_building_in_part():
 
 
 def test_braess():
-    network = from_tntp("Braess-Example")
+    network = from_tntp("Braess-Example", existing_part=0.0)
     solution = bx.solve(network.problem(), network.start())
     assert solution.success, solution.message
     # One pair, whose shortest way costs 1.02 and takes as long: all who come pay, so all are carried.
     way = network.shortest_times[0]
     assert network.utility(solution.x, solution.y) == pytest.approx((1.5 - way) * expit(0.5 * way + 0.5), abs=1e-5)
+
+
+def test_a_real_network_is_solved_and_certified():
+    network = from_tntp("SiouxFalls", detour=1.2)
+    solution = bx.solve(network.problem(), network.start())
+    assert solution.success, solution.message
+    assert network.existing is not None
+    assert np.all(np.asarray(solution.x) >= network.existing)
+    assert network.utility(solution.x, solution.y) == pytest.approx(180.7213, abs=1e-3)
 
 
 NET = """<NUMBER OF ZONES> 2

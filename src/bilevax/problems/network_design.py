@@ -55,6 +55,8 @@ class NetworkDesign:
         Whether a route may pass through a node; where not, it can only begin or end there.
     capacities
         Where `start` starts, if it is known; or None.
+    existing
+        What is built already: a link's capacity cannot be less. None for nothing.
     detour
         A restriction that makes large networks small: a pair's variables are only the links on ways that take at most
         this factor times its shortest time, as if its travellers refused longer ways. None restricts nothing.
@@ -73,6 +75,7 @@ class NetworkDesign:
     coordinates: np.ndarray | None = None
     passable: np.ndarray | None = None
     capacities: np.ndarray | None = None
+    existing: np.ndarray | None = None
     detour: float | None = None
 
     def __post_init__(self):
@@ -89,13 +92,15 @@ class NetworkDesign:
             self._refuse(name, (getattr(self, name) < 0) | (getattr(self, name) >= count), number)
         for name in ("time", "cost"):
             self._refuse(name, ~((getattr(self, name) >= 0) & np.isfinite(getattr(self, name))), "a number >= 0")
+        if self.existing is not None:
+            self._refuse("existing", ~((self.existing >= 0) & np.isfinite(self.existing)), "a number >= 0")
         self._refuse("demand", ~((self.demand > 0) & np.isfinite(self.demand)), "a positive number")
         self._refuse("outside", ~np.isfinite(self.outside), "a number")
         self._refuse("revenue", ~np.isfinite(self.revenue), "a number")
         self._refuse("destination", self.origin == self.destination, "another node than the origin")
         passable = np.ones(count, bool) if self.passable is None else np.asarray(self.passable, bool)
         object.__setattr__(self, "passable", passable)
-        sizes = {"coordinates": (count, 2), "passable": (count,), "capacities": links}
+        sizes = {"coordinates": (count, 2), "passable": (count,), "capacities": links, "existing": links}
         for name, shape in sizes.items():
             if getattr(self, name) is not None and np.shape(getattr(self, name)) != shape:
                 raise ValueError(f"{name}: expected shape {shape}, got {np.shape(getattr(self, name))}.")
@@ -107,7 +112,7 @@ class NetworkDesign:
     def _refuse(self, name: str, wrong: np.ndarray, expected: str) -> None:
         if wrong.any():
             index = np.flatnonzero(wrong)[0]
-            kind = "link" if name in _OF_LINKS else "pair"
+            kind = "pair" if name in _OF_PAIRS else "link"
             raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)[index]} for {kind} {index}.")
 
     @classmethod
@@ -127,6 +132,7 @@ class NetworkDesign:
         coordinates: Any = None,
         not_passed: Iterable[Hashable] = (),
         capacities: Any = None,
+        existing: Any = None,
         detour: float | None = None,
     ) -> Self:
         """Return the network of these links and pairs, whose ends are names of nodes.
@@ -141,8 +147,8 @@ class NetworkDesign:
             The nodes' names, in the order of ``coordinates``; sorted as the links name them when absent.
         not_passed
             Nodes through which no route may pass.
-        coordinates, capacities, detour
-            See the class.
+        coordinates, capacities, existing, detour
+            See the class; of the capacities, one entry a link or one number for all.
         """
         tail, head, origin, destination = (_names(ends) for ends in (tail, head, origin, destination))
         names = tuple(_in_order({*tail, *head}) if nodes is None else nodes)
@@ -173,6 +179,7 @@ class NetworkDesign:
             coordinates=None if coordinates is None else np.asarray(coordinates, np.float64),
             passable=passable,
             capacities=None if capacities is None else _spread(capacities, links, "capacities"),
+            existing=None if existing is None else _spread(existing, links, "existing"),
             detour=detour,
         )
 
@@ -220,6 +227,7 @@ class NetworkDesign:
         outside_factor: float = 1.5,
         outside_constant: float = 0.5,
         minimal_time: float = 0.01,
+        existing_part: float = 0.1,
         detour: float | None = None,
     ) -> Self:
         """Read a road network from TNTP files, and derive a design problem of numbers of the order of one.
@@ -231,14 +239,16 @@ class NetworkDesign:
         - a unit of capacity costs ``cost_rate * time``, so serving a pair costs ``cost_rate`` times its travel time;
         - a pair earns ``fare * demand``, so it is worth serving alone where its travel time is below
           ``fare / cost_rate``: for trips up to half longer than the mean, as the numbers stand;
-        - the outside option takes ``outside_factor * shortest time + outside_constant``.
+        - the outside option takes ``outside_factor * shortest time + outside_constant``;
+        - every road exists: its capacity is at least ``existing_part`` of the mean load of the links if everyone took
+          the shortest way. The files' own capacities have no common unit with their trips.
 
         Parameters
         ----------
         net, trips, nodes
             The files ``*_net.tntp``, ``*_trips.tntp`` and, for the coordinates, ``*_node.tntp``.
-        cost_rate, fare, outside_factor, outside_constant, minimal_time
-            As above. Congestion, tolls and existing capacities of the file are not used.
+        cost_rate, fare, outside_factor, outside_constant, minimal_time, existing_part
+            As above. Congestion, tolls and capacities of the file are not used.
         detour
             See the class.
 
@@ -261,7 +271,7 @@ class NetworkDesign:
             raise ValueError(f"{net}: expected trips that take time, got free-flow times of 0 on all their ways.")
         time = np.maximum(road.free_flow_time / mean_time, minimal_time)
         weight = demand.demand / demand.demand.mean()
-        return cls(
+        network = cls(
             nodes=tuple(range(1, road.nodes + 1)),
             tail=road.tail - 1,
             head=road.head - 1,
@@ -276,6 +286,7 @@ class NetworkDesign:
             passable=passable,
             detour=detour,
         )
+        return dataclasses.replace(network, existing=np.full(len(time), existing_part * network._ample_load.mean()))
 
     @classmethod
     def from_networkx(
@@ -287,6 +298,7 @@ class NetworkDesign:
         cost: str = "cost",
         position: str = "pos",
         not_passed: Iterable[Hashable] = (),
+        existing: Any = None,
         detour: float | None = None,
     ) -> Self:
         """Return the network of a networkx graph; an edge of an undirected one is two links.
@@ -299,7 +311,7 @@ class NetworkDesign:
             ``{(origin, destination): {"demand": ..., "outside": ..., "revenue": ...}}``.
         time, cost, position
             The attributes with the edges' times and costs, and with the nodes' coordinates, if they have any.
-        not_passed, detour
+        not_passed, existing, detour
             See `from_arrays`.
         """
         if not (hasattr(graph, "edges") and hasattr(graph, "is_directed") and hasattr(graph, "nodes")):
@@ -328,6 +340,7 @@ class NetworkDesign:
             nodes=list(graph.nodes),
             coordinates=None if any(place is None for place in places) else places,
             not_passed=not_passed,
+            existing=existing,
             detour=detour,
         )
 
@@ -371,7 +384,7 @@ class NetworkDesign:
                 LinearCoupling(A=conservation, lower=0.0, upper=0.0),
                 LinearCoupling(A=load, B=-sp.eye(links), upper=0.0),
             ],
-            x_set=NonNegative(),
+            x_set=NonNegative() if self.existing is None else Box(self.existing, np.inf),
             y_set=Product({"flow": Box(0.0, 1.0), "share": Box(minimal_share, 1 - minimal_share)}),
             data={
                 "flow_time": self.demand[pair] * self.time[link],
@@ -388,11 +401,17 @@ class NetworkDesign:
         """
         if self.capacities is not None:
             return self.capacities
+        load = self._ample_load
+        return np.maximum(np.maximum(load, 0.1 * load.mean()), 0.0 if self.existing is None else self.existing)
+
+    @functools.cached_property
+    def _ample_load(self) -> np.ndarray:
+        """The links' loads if no capacity was scarce and everyone took one shortest way."""
         load = np.zeros(len(self.tail))
         travellers = self.demand * expit(self.outside - self.shortest_times)
         for number, route in zip(travellers, self._graph.shortest_routes(self.origin, self.destination), strict=True):
             load[route] += number
-        return np.maximum(load, 0.1 * load.mean())
+        return load
 
     def utility(self, x: Any, y: PyTree) -> float:
         """Return what the shares earn minus what the capacities cost."""
