@@ -1,5 +1,7 @@
 """The default's first-order variant: the same answers without factorising, and problems too large to factorise."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax import driver
 from bilevax.derivatives import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
@@ -129,6 +132,25 @@ def test_infeasible_start_comes_back():
     solution = bx.solve(problem, np.array([-1.5]), solver=SOLVER)
     assert solution.success, solution.message
     assert solution.x == pytest.approx(np.array([-0.5]), abs=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["auto", "first-order"])
+def test_time_limit_is_kept_within_a_second(variant, monkeypatch):
+    problem, solver = _chain(15_000), bx.Default(variant=variant)
+    bx.solve(problem, np.zeros(3), solver=solver, max_steps=2)  # compiled before the clock counts
+    stopped = []
+
+    def certify(*arguments, **options):
+        stopped.append(time.monotonic())
+        return genuine(*arguments, **options)
+
+    genuine = driver.certify
+    monkeypatch.setattr(driver, "certify", certify)
+    began = time.monotonic()
+    solution = bx.solve(problem, np.zeros(3), solver=solver, time_limit=1.5)
+    # The certificate of the answer comes after the limit, and is not part of it.
+    assert solution.status is bx.Status.TIME_LIMIT
+    assert 1.5 <= stopped[0] - began <= 2.5
 
 
 def test_wrong_variant_is_refused():
