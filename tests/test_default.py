@@ -1,8 +1,5 @@
 """The tuning-free default, against the one table of known answers and on hard cases."""
 
-import re
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +7,7 @@ import pytest
 import bilevax as bx
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
+from bilevax.solvers.default.lower import LowerModel
 from known import RECORDS, built, each_record, judge
 
 # One start finds another local minimum there: Phi has two on either side of a stretch of infeasible x.
@@ -123,6 +121,32 @@ def test_warm_start_goes_on_from_an_answer():
     assert again.stats["steps"] < first.stats["steps"]
 
 
+def test_warm_start_for_changed_data_uses_the_multipliers(monkeypatch):
+    random = np.random.default_rng(3)
+    matrix, target = random.standard_normal((6, 8)), random.standard_normal(8)
+    problem = lambda shift: bx.BilevelProblem(
+        lambda x, y, d: jnp.sum((y - d) ** 2) + 0.1 * jnp.sum(x**2),
+        lambda x, y, d: 0.5 * jnp.sum((y - jnp.concatenate([x, x])) ** 2),
+        bx.LinearCoupling(matrix, np.eye(6)[:, :4], upper=0.2 + shift),
+        y_set=bx.Box(-0.5, 0.5),
+        data=target + shift,
+    )
+    first = bx.solve(problem(0.0), np.ones(4))
+    seen = []
+    genuine = LowerModel.solve
+    monkeypatch.setattr(
+        LowerModel, "solve", lambda self, x, y, held=None: seen.append(held) or genuine(self, x, y, held)
+    )
+    warm = bx.solve(problem(0.01), np.ones(4), warm_start=first)
+    cold = bx.solve(problem(0.01), np.ones(4))
+    assert warm.success, warm.message
+    assert warm.stats["steps"] < cold.stats["steps"]
+    assert warm.value <= cold.value + 1e-6
+    # The first lower level is started from the active rows of the last answer: those with a multiplier among them.
+    assert seen[0][: len(first.multipliers)].tolist() == (np.asarray(first.multipliers) > 0).tolist()
+    assert seen[0].any()
+
+
 def test_too_large_and_balls_are_refused_by_the_direct_variant():
     coupled = lambda x, y: jnp.sum(y**2) + jnp.sum(y) ** 2
     problem = bx.BilevelProblem(lambda x, y: jnp.sum(x**2), coupled, y_like=np.zeros(7000))
@@ -133,11 +157,3 @@ def test_too_large_and_balls_are_refused_by_the_direct_variant():
     )
     with pytest.raises(ValueError, match="Ball"):
         bx.solve(ball, np.zeros(1), solver=bx.Default(variant="direct"))
-
-
-def test_readme_examples_run(capsys):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    names: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL):
-        exec(block, names)
-    assert "converged (success)" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,3 +125,14 @@ def test_the_best_case_is_taken_where_the_lower_level_agrees():
     solution = bx.solve(problem, np.full(40, 3.0))
     assert solution.success, solution.message
     assert solution.history["phase"][-1] == "best case"
+
+
+def test_warm_start_for_changed_data_is_exact_at_once():
+    problem, links, _ = network("net3.json")
+    first = bx.solve(problem, np.ones(links))
+    assert first.success, first.message
+    dearer = eqx.tree_at(lambda p: p.data["c"], problem, 1.001 * np.asarray(problem.data["c"]))
+    again = bx.solve(dearer, np.ones(links), warm_start=first)
+    assert again.success, again.message
+    assert set(again.history["phase"]) == {"start", "exact descent", "answer"}
+    assert again.stats["steps"] < first.stats["steps"]

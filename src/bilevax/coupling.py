@@ -23,6 +23,10 @@ class Coupling(eqx.Module):
     def value(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
         """Return the rows' values at (x, y)."""
 
+    def shapes(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
+        """Return the shapes of the rows' values. The point (x, y) only gives shapes."""
+        return jax.eval_shape(self.value, x, y, data)
+
     @abc.abstractmethod
     def adjoint_x(self, x: PyTree, y: PyTree, data: PyTree, multipliers: PyTree) -> PyTree:
         """Return B' multipliers. The point (x, y) only gives shapes."""
@@ -94,6 +98,9 @@ class LinearCoupling(Coupling):
     def value(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
         image = self.A.mv(_trees.flatten(y))
         return image if self.B is None else image + self.B.mv(_trees.flatten(x))
+
+    def shapes(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
+        return jax.ShapeDtypeStruct((self.A.shape[0],), np.float64)
 
     def adjoint_x(self, x: PyTree, y: PyTree, data: PyTree, multipliers: PyTree) -> PyTree:
         operator = Zero((self.A.shape[0], _trees.size(x))) if self.B is None else self.B

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
 from bilevax.problem import BilevelProblem, place
 from bilevax.sets import SetRows
@@ -36,6 +37,14 @@ class Rows(NamedTuple):
     upper: np.ndarray
 
 
+class LowerDerivatives(NamedTuple):
+    """Derivatives of g at a point: in y, twice in y, and in y then x."""
+
+    gradient: np.ndarray
+    hessian: sp.csc_matrix
+    mixed: sp.csc_matrix
+
+
 class FlatProblem:
     """The functions, rows and sets of a problem on flat float64 vectors."""
 
@@ -44,29 +53,36 @@ class FlatProblem:
         self.x_like = jax.tree.map(_float64_shape, x_like)
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = _trees.size(self.x_like), _trees.size(self.y_like)
-        with jax.enable_x64(True):
-            self._placed = place(problem, np.float64)
         # Without rows and sets: problems that differ only there share their compiled derivatives.
-        objectives = (self._placed.upper, self._placed.lower, self._placed.data)
+        with jax.enable_x64(True):
+            objectives = place((problem.upper, problem.lower, problem.data), np.float64)
+        self._data = objectives[2]
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
         self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
-        self._patterns: dict[tuple[Level, Variable, Variable], _Pattern] = {}
-        self._lagrangian_pattern: _Pattern | None = None
+        self._patterns: dict[Any, _Pattern] = {}
 
     @functools.cached_property
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
         with jax.enable_x64(True):
-            x, y = _trees.zeros(self.x_like), _trees.zeros(self.y_like)
-            parts = [part.matrices(x, y, self._placed.data) for part in self._placed.coupling]
-            values = jax.eval_shape(lambda x, y: self._placed.rows(x, y), x, y)
-            bounds = self._placed.row_bounds(_trees.zeros(values))
-            lower, upper = (_trees.flatten_host(side) for side in bounds)
+            parts = [part.matrices(self.x_like, self.y_like, self._data) for part in self._coupling]
+            lower, upper = (_trees.flatten_host(side) for side in self.problem.row_bounds(self.row_shapes))
         if not parts:
             return Rows(sp.csr_matrix((0, self.n_x)), sp.csr_matrix((0, self.n_y)), lower, upper)
         offset = np.concatenate([part[2] for part in parts])
         stack = lambda index: sp.vstack([part[index] for part in parts], format="csr")
         return Rows(stack(0), stack(1), lower - offset, upper - offset)
+
+    @functools.cached_property
+    def row_shapes(self) -> tuple[PyTree, ...]:
+        """The shapes of the rows' values, one entry a coupling."""
+        with jax.enable_x64(True):
+            return tuple(part.shapes(self.x_like, self.y_like, self._data) for part in self._coupling)
+
+    @functools.cached_property
+    def _coupling(self) -> tuple[Coupling, ...]:
+        with jax.enable_x64(True):
+            return place(self.problem.coupling, np.float64)
 
     @functools.cached_property
     def x_rows(self) -> SetRows:
@@ -80,9 +96,7 @@ class FlatProblem:
 
     def split_rows(self, flat: np.ndarray) -> tuple[PyTree, ...]:
         """Return flat row values (multipliers) in the structure of the couplings."""
-        with jax.enable_x64(True):
-            like = jax.eval_shape(lambda x, y: self._placed.rows(x, y), self.x_like, self.y_like)
-        return _trees.unflatten(flat, like)
+        return _trees.unflatten(flat, self.row_shapes)
 
     def x_tree(self, flat: np.ndarray) -> PyTree:
         """Return a flat x in the user's structure."""
@@ -99,29 +113,62 @@ class FlatProblem:
 
     def gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of f or g in x and in y."""
+        return self.value_and_gradients(level, x, y)[1:]
+
+    def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Return f or g at (x, y) and its gradients in x and in y."""
         with jax.enable_x64(True):
-            along_x, along_y = self._kernels.gradients[level](self._numbers, x, y)
-            return np.asarray(along_x), np.asarray(along_y)
+            value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, x, y)
+            return float(value), np.asarray(along_x), np.asarray(along_y)
 
     def hessian(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
+        return self._pattern(level, of, by).evaluate(self._products(level, of, by, x, y))
+
+    def lower_derivatives(self, x: np.ndarray, y: np.ndarray) -> LowerDerivatives:
+        """Return what `gradients` and `hessian` tell of g at (x, y): in one evaluation where g is quadratic."""
+        of_y, of_x = self._pattern("lower", "y", "y"), self._pattern("lower", "y", "x")
+        probes = of_y.probe(), of_x.probe()
+        with jax.enable_x64(True):
+            gradient, *images = map(np.asarray, self._kernels.lower(self._numbers, x, y, *probes))
+        return LowerDerivatives(
+            gradient,
+            of_y.evaluate(self._products("lower", "y", "y", x, y), (probes[0], images[0])),
+            of_x.evaluate(self._products("lower", "y", "x", x, y), (probes[1], images[1])),
+        )
+
+    def upper_hessian(self, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
+        """Return the second derivative of f in (x, y) as one sparse matrix."""
+
+        def products(directions: np.ndarray) -> np.ndarray:
+            with jax.enable_x64(True):
+                return np.asarray(self._kernels.upper_curvature(self._numbers, x, y, directions))
+
+        return self._joint_pattern("upper").evaluate(products)
+
+    def _pattern(self, level: Level, of: Variable, by: Variable) -> "_Pattern":
         size = {"x": self.n_x, "y": self.n_y}
         key = (level, of, by)
         if key not in self._patterns:
             self._patterns[key] = _Pattern((size[of], size[by]))
+        return self._patterns[key]
 
+    def _joint_pattern(self, key: str) -> "_Pattern":
+        if key not in self._patterns:
+            self._patterns[key] = _Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
+        return self._patterns[key]
+
+    def _products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
         def products(directions: np.ndarray) -> np.ndarray:
             with jax.enable_x64(True):
-                return np.asarray(self._kernels.products[key](self._numbers, x, y, directions))
+                return np.asarray(self._kernels.products[level, of, by](self._numbers, x, y, directions))
 
-        return self._patterns[key].evaluate(products)
+        return products
 
     def has_diagonal_hessian(self, level: Level, x: np.ndarray, y: np.ndarray) -> bool:
         """Return whether f or g is separable in y, by three products: cheap at any size."""
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (2, self.n_y))
-        with jax.enable_x64(True):
-            images = self._kernels.products[level, "y", "y"](self._numbers, x, y, np.vstack([np.ones(self.n_y), signs]))
-        images = np.asarray(images)
+        images = self._products(level, "y", "y", x, y)(np.vstack([np.ones(self.n_y), signs]))
         return bool(np.abs(images[1:] - signs * images[0]).max(initial=0.0) <= 1e-10 * (1 + np.abs(images).max()))
 
     def curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
@@ -131,9 +178,8 @@ class FlatProblem:
 
     def lagrangian_hessian(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` as one sparse matrix."""
-        if self._lagrangian_pattern is None:
-            self._lagrangian_pattern = _Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
-        return self._lagrangian_pattern.evaluate(lambda directions: self.curvature(x, y, adjoint, directions))
+        products = lambda directions: self.curvature(x, y, adjoint, directions)
+        return self._joint_pattern("lagrangian").evaluate(products)
 
 
 class _Pattern:
@@ -148,15 +194,25 @@ class _Pattern:
         self.dense = shape[1] <= _DENSE_COLUMNS
         self.last: sp.csc_matrix | None = None
         self.random = np.random.default_rng(0)
-        # The first guess, right for separable functions: a diagonal, or nothing.
-        self._set(sp.eye(*shape, format="csc") if shape[0] == shape[1] else sp.csc_matrix(shape))
+        if not self.dense:  # the first guess, right for separable functions: a diagonal, or nothing
+            self._set(sp.eye(*shape, format="csc") if shape[0] == shape[1] else sp.csc_matrix(shape))
 
-    def evaluate(self, products: Callable[[np.ndarray], np.ndarray]) -> sp.csc_matrix:
-        probe = self.random.standard_normal((1, self.shape[1]))
-        expected = products(probe)[0]
+    def probe(self) -> np.ndarray:
+        """Return a random direction."""
+        return self.random.standard_normal(self.shape[1])
+
+    def evaluate(
+        self, products: Callable[[np.ndarray], np.ndarray], known: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> sp.csc_matrix:
+        """Return the matrix; ``known`` is a random direction with its product, where that is at hand."""
+        if self.dense and self.last is None:
+            self.last = sp.csc_matrix(probe_columns(products, self.shape, compile=False))
+            return self.last
+        probe = self.probe() if known is None else known[0]
+        expected = products(probe[None])[0] if known is None else known[1]
 
         def right(matrix: sp.csc_matrix) -> bool:
-            error = np.abs(matrix @ probe[0] - expected).max(initial=0.0)
+            error = np.abs(matrix @ probe - expected).max(initial=0.0)
             return bool(error <= 1e-11 * (1 + np.abs(expected).max(initial=0.0)))
 
         # Quadratic functions: the last matrix still holds, and one product proves it.
@@ -199,6 +255,8 @@ class _Kernels(NamedTuple):
     value: dict[Level, Callable]
     gradients: dict[Level, Callable]
     products: dict[tuple[Level, Variable, Variable], Callable]
+    lower: Callable
+    upper_curvature: Callable
     curvature: Callable
 
 
@@ -230,7 +288,7 @@ def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
         return jax.jit(lambda numbers, x, y: function(level, numbers)(x, y))
 
     def gradients(level: Level) -> Callable:
-        return jax.jit(lambda numbers, x, y: jax.grad(function(level, numbers), argnums=(0, 1))(x, y))
+        return jax.jit(lambda numbers, x, y: jax.value_and_grad(function(level, numbers), argnums=(0, 1))(x, y))
 
     def products(level: Level, of: Variable, by: Variable) -> Callable:
         def apply(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
@@ -241,16 +299,28 @@ def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
 
         return jax.jit(apply)
 
+    def lower(numbers: PyTree, x: Any, y: Any, along_y: Any, along_x: Any) -> Any:
+        """The gradient of g in y, and its derivatives along a direction of y and along one of x."""
+        gradient = jax.grad(function("lower", numbers), argnums=1)
+        value, by_y = jax.jvp(lambda y: gradient(x, y), (y,), (along_y,))
+        return value, by_y, jax.jvp(lambda x: gradient(x, y), (x,), (along_x,))[1]
+
+    def joint_products(objective: Callable, x: Any, y: Any, directions: Any) -> Any:
+        gradient = lambda point: jnp.concatenate(
+            jax.grad(objective, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
+        )
+        point = jnp.concatenate([x, y])
+        return _map(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
+
+    def upper_curvature(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
+        return joint_products(function("upper", numbers), x, y, directions)
+
     def curvature(numbers: PyTree, x: Any, y: Any, adjoint: Any, directions: Any) -> Any:
         def lagrangian(x: Any, y: Any) -> Any:
             along_y = lambda y: function("lower", numbers)(x, y)
             return function("upper", numbers)(x, y) + jax.jvp(along_y, (y,), (adjoint,))[1]
 
-        gradient = lambda point: jnp.concatenate(
-            jax.grad(lagrangian, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
-        )
-        point = jnp.concatenate([x, y])
-        return _map(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
+        return joint_products(lagrangian, x, y, directions)
 
     levels: tuple[Level, ...] = ("upper", "lower")
     variables: tuple[Variable, ...] = ("x", "y")
@@ -258,6 +328,8 @@ def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
         value={level: value(level) for level in levels},
         gradients={level: gradients(level) for level in levels},
         products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
+        lower=jax.jit(lower),
+        upper_curvature=jax.jit(upper_curvature),
         curvature=jax.jit(curvature),
     )
 

@@ -374,11 +374,12 @@ def search(
     watch: Watch,
 ) -> Ending:
     """Run a search on the host, a look after each of its steps."""
+    multipliers = None
     if warm_start is not None:
-        x, y = warm_start.x, warm_start.y
+        x, y, multipliers = warm_start.x, warm_start.y, _trees.flatten_host(warm_start.multipliers)
     flat = FlatProblem(problem, x, y_like)
     guess = None if y is None else _trees.flatten_host(y)
-    snapshots = solver.search(flat, _trees.flatten_host(x), guess, rtol, settled=warm_start is not None)
+    snapshots = solver.search(flat, _trees.flatten_host(x), guess, rtol, multipliers)
     best, steps, sweeps = next(snapshots), 0, None
     try:
         with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):

@@ -1,7 +1,7 @@
 """`BilevelProblem`: what the user writes, and the one place where it is validated."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, PyTree
 from bilevax import _trees
 from bilevax.coupling import Coupling, as_couplings
 from bilevax.sets import ConvexSet, Free
+
+Placed = TypeVar("Placed")
 
 
 class BilevelProblem(eqx.Module):
@@ -108,9 +110,10 @@ class BilevelProblem(eqx.Module):
         return rows[0] if self.single_coupling else rows
 
 
-def place(problem: BilevelProblem, dtype: Any) -> BilevelProblem:
-    """Return the problem with its numbers on the device in ``dtype``."""
-    return jax.tree.map(lambda leaf: _on_device(leaf, dtype), problem)
+def place(tree: Placed, dtype: Any) -> Placed:
+    """Return a problem, or a part of one, with its numbers on the device in ``dtype``."""
+    numbers, others = eqx.partition(jax.tree.map(lambda leaf: _cast(leaf, dtype), tree), _is_host_number)
+    return eqx.combine(jax.device_put(numbers), others)  # all at once: the first of them costs most
 
 
 def validate(
@@ -142,12 +145,13 @@ def validate(
     problem.y_set.check(y_like, "y_set")
     x_like = _trees.shapes(x0)
     with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
-        placed = place(problem, dtype)
-        for index, part in enumerate(placed.coupling):
+        objectives = {"upper": problem.upper, "lower": problem.lower}
+        coupling, objectives, data = place((problem.coupling, objectives, problem.data), dtype)
+        for index, part in enumerate(coupling):
             name = "coupling" if problem.single_coupling else f"coupling[{index}]"
-            part.check(x_like, y_like, placed.data, name)
-    for name, objective in (("upper", placed.upper), ("lower", placed.lower)):
-        _check_objective(name, objective, x_like, y_like, placed.data)
+            part.check(x_like, y_like, data, name)
+    for name, objective in objectives.items():
+        _check_objective(name, objective, x_like, y_like, data)
     return x0, y_like, y0
 
 
@@ -242,12 +246,14 @@ def _host_data(leaf: Any) -> Any:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def _on_device(leaf: Any, dtype: Any) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic):
-        return jnp.asarray(leaf, dtype if leaf.dtype.kind == "f" else None)
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf.astype(dtype)
-    return leaf
+def _is_host_number(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic)
+
+
+def _cast(leaf: Any, dtype: Any) -> Any:
+    if _is_host_number(leaf):
+        return leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf
+    return leaf.astype(dtype) if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def _scalar(value: Any) -> Float[Array, ""]:

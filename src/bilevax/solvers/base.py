@@ -12,6 +12,10 @@ from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem
 
 
+class ProblemRefused(ValueError):
+    """Raised by a method for a problem outside its class; the message names the limit and a method that would do."""
+
+
 class Iterate(NamedTuple):
     """What every solver can show of its state: the point, and the lower level's row multipliers."""
 
@@ -49,7 +53,7 @@ class AbstractSolver(eqx.Module):
         """Return the point that the state stands for."""
 
     def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
-        """Raise a `ValueError` if the method cannot handle the problem. The point (x, y) only gives shapes."""
+        """Raise `ProblemRefused` if the method cannot handle the problem. The point (x, y) only gives shapes."""
         return
 
 
@@ -80,9 +84,14 @@ class HostSolver(abc.ABC):
 
     @abc.abstractmethod
     def search(
-        self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
+        self,
+        flat: FlatProblem,
+        x0: np.ndarray,
+        y0: np.ndarray | None,
+        rtol: float,
+        multipliers: np.ndarray | None = None,
     ) -> Iterator[Snapshot]:
         """Yield a snapshot after each step, first of all the start; the answer is the best one, or the final one.
 
-        A ``settled`` start is an earlier answer.
+        With the coupled rows' ``multipliers`` the start is an earlier answer, perhaps of other data.
         """

@@ -13,11 +13,11 @@ from bilevax._threads import blas_threads
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_flat
-from bilevax.solvers.base import HostSolver, Snapshot
+from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.parameters import FRACTION, POSITIVE, assign
 from bilevax.stationarity.pieces import eliminate
 from bilevax.stationarity.point import derivatives, normals_of_x
-from bilevax.stationarity.rows import Margin, active_rows
+from bilevax.stationarity.rows import Margin, active_rows, unit_rows
 
 _MAX_WEAK = 10  # up to this many weakly active rows every assignment is tried; beyond, 2^10 are drawn
 _SHORTEST = 1e-10  # a line search that gets here has failed
@@ -90,7 +90,12 @@ class GAM(HostSolver):
         return cls(alpha=0.05, eps=0.005, line_search=False)
 
     def search(
-        self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
+        self,
+        flat: FlatProblem,
+        x0: np.ndarray,
+        y0: np.ndarray | None,
+        rtol: float,
+        multipliers: np.ndarray | None = None,
     ) -> Iterator[Snapshot]:
         with blas_threads(max(flat.n_x, flat.n_y)):
             yield from self._descend(flat, _project(flat, x0), y0, rtol)
@@ -106,7 +111,7 @@ class GAM(HostSolver):
             gradients = _gradients(flat, point, eps)
             if len(gradients) == 0:
                 if count == 0:
-                    raise ValueError(
+                    raise ProblemRefused(
                         "GAM: expected g strongly convex in y, at least along the active rows, got a singular system "
                         "at x0. Use the default, which accepts any convex g."
                     )
@@ -163,7 +168,8 @@ def _gradients(flat: FlatProblem, point: _Point, eps: float) -> np.ndarray:
 
     Those whose rows are dependent have none and are left out.
     """
-    active = active_rows(flat, point.x, point.lower, Margin(eps, eps))
+    rows = unit_rows(flat, point.x, point.lower)
+    active = active_rows(flat, point.x, point.lower, rows, Margin(eps, eps))
     kink = eliminate(derivatives(flat, point.x, point.lower), active, active.weak)
     if kink is None:
         return np.zeros((0, flat.n_x))

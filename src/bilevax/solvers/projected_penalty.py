@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from bilevax import _trees
 from bilevax.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.base import AbstractSolver, Iterate, ProblemRefused
 from bilevax.solvers.multipliers import Rows, all_hold
 from bilevax.solvers.parameters import COUNT, POSITIVE, assign
 from bilevax.solvers.penalty import gradients_of_k, penalty_residuals
@@ -71,7 +71,7 @@ class ProjectedPenalty(AbstractSolver):
             weights = jax.tree.map(lambda leaf: jnp.asarray(random.uniform(1.0, 2.0, leaf.shape), leaf.dtype), like)
             pull = jax.tree.leaves(problem.adjoint_x(zero_x, zero_y, weights))
         if all(map(_trees.is_concrete, pull)) and any(np.any(np.asarray(leaf)) for leaf in pull):
-            raise ValueError(
+            raise ProblemRefused(
                 "ProjectedPenalty: expected rows that do not involve x (B = 0), got rows that do: its projection onto "
                 "{y : rows} would move with x. Use SFLCB or the default."
             )

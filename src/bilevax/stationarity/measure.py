@@ -47,10 +47,9 @@ from bilevax.stationarity.rows import (
     Margin,
     active_rows,
     complementarity_margin,
-    force_scale,
     project_out,
     smallest_singular_value,
-    stacked_rows,
+    unit_rows,
 )
 from bilevax.stationarity.strong import strong_distance, strong_system
 
@@ -80,14 +79,15 @@ class Stationarity:
 def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationarity:
     """Return the stationarity of x, given the exact lower level there."""
     point = derivatives(flat, x, lower)
-    gap = complementarity_margin(flat, x, lower)
+    rows = unit_rows(flat, x, lower)
+    gap = complementarity_margin(rows)
     best: Stationarity | None = None
     seen = set()
     for margin in _margins(flat.n_y <= _MANY):
         counted = margin.coupled if margin.coupled in _WIDE else 0.0
         if best is not None and best.value <= max(_GOOD, counted):
             break
-        active = active_rows(flat, x, lower, margin)
+        active = active_rows(flat, x, lower, rows, margin)
         if counted:
             normals, free = normals_of_x(flat, x, margin.coupled)
             point = dataclasses.replace(point, normals=normals, normal_free=free)
@@ -160,8 +160,9 @@ def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> flo
     """
     if lower.unique:
         return 0.0
-    active = active_rows(flat, x, lower, Margin(1e-7, 1e-7))
-    held = active.a[active.equality | (active.multiplier > 1e-7 * force_scale(flat, x, lower))]
+    everything = unit_rows(flat, x, lower)
+    active = active_rows(flat, x, lower, everything, Margin(1e-7, 1e-7))
+    held = active.a[active.equality | (active.multiplier > 1e-7 * everything.force_scale)]
     fixed = sp.vstack([flat.hessian("lower", "y", "y", x, lower.y), held], format="csr")
     random = np.random.default_rng(0)
     reach = 1 + np.abs(lower.y).max(initial=0.0)
@@ -173,8 +174,7 @@ def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> flo
         return 0.0
     if flat.n_y > _MAX_SPREAD:
         return np.inf
-    a, b, low, high = stacked_rows(flat, x)
-    image = a @ lower.y + b @ x
+    a, low, high, image = everything.a, everything.lower, everything.upper, everything.value
     finite = [np.isfinite(high), np.isfinite(low)]
     rows = sp.vstack([a[finite[0]], -a[finite[1]]])
     room = np.maximum(np.concatenate([(high - image)[finite[0]], (image - low)[finite[1]]]), 0.0)

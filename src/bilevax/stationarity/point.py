@@ -1,13 +1,11 @@
 """Derivatives at an exact lower-level point, and the gradient of Phi on one piece."""
 
 import dataclasses
-import warnings
 
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
-from scipy import linalg
-from scipy.linalg import LinAlgError, LinAlgWarning
+from scipy.linalg import lapack
 
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
@@ -73,11 +71,9 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
     system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
     if system.shape[0] <= 1500:
         dense = system.toarray()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", LinAlgWarning)
-                solution = linalg.solve(dense, right, assume_a="sym")
-        except (LinAlgError, LinAlgWarning):  # dependent rows: any solution will do, if there is one
+        *_, solution, _, _, _, failed = lapack.dsysvx(dense, right)
+        solution = solution.reshape(right.shape)
+        if failed:  # dependent rows: any solution will do, if there is one
             solution = np.linalg.lstsq(dense, right, rcond=1e-12)[0]
     else:
         # Quasi-definite regularisation, taken out again by refinement.

@@ -36,47 +36,52 @@ class Margin:
     own: float
 
 
-def stacked_rows(flat: FlatProblem, x: np.ndarray) -> tuple[sp.csr_matrix, sp.csr_matrix, np.ndarray, np.ndarray]:
-    """Return (a, b, lower, upper) of all lower-level rows in (y, x), those of Y last, scaled to unit length."""
+@dataclasses.dataclass(frozen=True)
+class UnitRows:
+    """All lower-level rows ``lower <= a y + b x <= upper`` at the exact point, of unit length, those of Y last."""
+
+    a: sp.csr_matrix
+    b: sp.csr_matrix
+    lower: np.ndarray
+    upper: np.ndarray
+    value: np.ndarray  # a y + b x
+    force: np.ndarray  # the multipliers of the unit rows
+    force_scale: float  # the size against which a multiplier counts as zero
+
+
+def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRows:
+    """Return all lower-level rows at (x, y*(x))."""
     rows, simple = flat.rows, flat.y_rows
     a = sp.vstack([rows.A, simple.matrix], format="csr")
     b = sp.vstack([rows.B, sp.csr_matrix((simple.matrix.shape[0], flat.n_x))], format="csr")
-    lower, upper = np.concatenate([rows.lower, simple.lower]), np.concatenate([rows.upper, simple.upper])
     norms = np.sqrt(np.asarray(a.multiply(a).sum(axis=1) + b.multiply(b).sum(axis=1)).ravel())
-    scale = 1 / np.where(norms > 0, norms, 1.0)
-    return sp.diags(scale) @ a, sp.diags(scale) @ b, lower * scale, upper * scale
+    norms = np.where(norms > 0, norms, 1.0)
+    a, b = sp.diags(1 / norms) @ a, sp.diags(1 / norms) @ b
+    return UnitRows(
+        a=a,
+        b=b,
+        lower=np.concatenate([rows.lower, simple.lower]) / norms,
+        upper=np.concatenate([rows.upper, simple.upper]) / norms,
+        value=a @ lower.y + b @ x,
+        force=lower.multipliers * norms,
+        force_scale=1 + float(np.abs(flat.gradients("lower", x, lower.y)[1]).max(initial=0.0)),
+    )
 
 
-def _row_norms(flat: FlatProblem) -> np.ndarray:
-    rows, simple = flat.rows, flat.y_rows
-    squares = np.asarray(rows.A.multiply(rows.A).sum(axis=1) + rows.B.multiply(rows.B).sum(axis=1)).ravel()
-    norms = np.sqrt(np.concatenate([squares, np.asarray(simple.matrix.multiply(simple.matrix).sum(axis=1)).ravel()]))
-    return np.where(norms > 0, norms, 1.0)
-
-
-def force_scale(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
-    """Return the size against which a multiplier counts as zero."""
-    return 1 + float(np.abs(flat.gradients("lower", x, lower.y)[1]).max(initial=0.0))
-
-
-def complementarity_margin(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
+def complementarity_margin(rows: UnitRows) -> float:
     """Return the smallest of max(slack, multiplier) over the inequality rows: 0 on a kink."""
-    a, b, low, high = stacked_rows(flat, x)
-    image = a @ lower.y + b @ x
-    slack = np.minimum(high - image, image - low)
-    force = np.abs(lower.multipliers) * _row_norms(flat) / force_scale(flat, x, lower)
-    inequality = (low < high) & np.isfinite(slack)
-    return float(np.min(np.maximum(slack, force)[inequality], initial=np.inf))
+    slack = np.minimum(rows.upper - rows.value, rows.value - rows.lower)
+    inequality = (rows.lower < rows.upper) & np.isfinite(slack)
+    return float(np.min(np.maximum(slack, np.abs(rows.force) / rows.force_scale)[inequality], initial=np.inf))
 
 
-def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, margin: Margin) -> ActiveRows:
+def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: UnitRows, margin: Margin) -> ActiveRows:
     """Return the rows that are active at y*(x) within relative margins, those of Y and active balls included."""
-    a, b, low, high = stacked_rows(flat, x)
-    image, force = a @ lower.y + b @ x, lower.multipliers * _row_norms(flat)
+    a, b, low, high, image, force = rows.a, rows.b, rows.lower, rows.upper, rows.value, rows.force
     tolerance = np.where(np.diff(b.indptr) > 0, margin.coupled, margin.own)
     # The exact solve may have had to relax the rows by rounding; a force always marks its row as active.
     near = tolerance * (1 + max(np.abs(lower.y).max(initial=0.0), np.abs(x).max(initial=0.0))) + lower.relaxation
-    zero = tolerance * force_scale(flat, x, lower)
+    zero = tolerance * rows.force_scale
     at_upper, at_lower = (high - image <= near) | (force > zero), (image - low <= near) | (force < -zero)
     empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
     equality = np.isfinite(high) & (high - low <= 1e-12 * (1 + np.abs(high))) & ~empty
@@ -95,7 +100,7 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, margin:
             parts_a.append(sp.csr_matrix(normal))
             parts_b.append(sp.csr_matrix((1, flat.n_x)))
             multiplier.append(np.array([value * np.linalg.norm(offset)]))
-            zeros.append(np.array([margin.own * force_scale(flat, x, lower)]))
+            zeros.append(np.array([margin.own * rows.force_scale]))
     forces = np.concatenate(multiplier)
     free = np.arange(len(forces)) < len(order[0])
     forces = np.where(free, forces, np.maximum(forces, 0.0))

@@ -13,9 +13,9 @@ import dataclasses
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg as sla
 
-from bilevax.solvers.default.lower import LowerModel, LowerPoint, centre
+from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
+from bilevax.solvers.default.lower import Expansion, LowerModel, LowerPoint, centre
 from bilevax.solvers.default.smoothing import SmoothPoint
 
 
@@ -40,7 +40,8 @@ class CentralPath:
 
     def __init__(self, model: LowerModel, start: LowerPoint):
         self.model, self.start, self.inequality = model, start, model.rows.inequality
-        pull = np.abs(model.gradient(start.x, start.y)).max(initial=0.0)
+        there = model.flat.lower_derivatives(start.x, start.y)
+        pull = np.abs(model.gradient(start.y, there)).max(initial=0.0)
         # The first smoothing is large against the rows' own values and forces.
         self.force = max(start.force[self.inequality].max(), 1e-3 * pull, 1e-6)
 
@@ -83,20 +84,21 @@ class CentralPath:
     def _evaluate(
         self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint | None, y: np.ndarray
     ) -> SmoothPoint | None:
-        model, rows = self.model, self.model.rows
+        model, rows, derivatives = self.model, self.model.rows, self.model.flat.lower_derivatives
         start = None if warm is None else (warm.force, warm.state.slack)
+        here = derivatives(x, y)
         for _ in range(_MAX_NEWTON):
             try:
-                expansion = model.expand(x, y)
+                expansion = model.expand(here)
             except (FloatingPointError, np.linalg.LinAlgError):
                 return None
-            gradient = model.gradient(x, y)
+            gradient = model.gradient(y, here)
             if not np.isfinite(gradient).all():
                 return None
             free_y = y - expansion.solve(gradient)
             free = rows.R @ free_y + rows.N @ x - rows.c
             path = lambda start, matrix=expansion.compliance, free=free: centre(
-                matrix, free, rows.inequality, smoothing.barrier, smoothing.softness, start
+                matrix, free, rows.equalities, smoothing.barrier, smoothing.softness, start
             )
             centred = (np.zeros(0), np.zeros(0))
             if rows.count:
@@ -108,22 +110,29 @@ class CentralPath:
                 centred = central
             force, slack = centred
             target = free_y - expansion.inverse_rows @ force
-            residual = model.gradient(x, target) + rows.R.T @ force
+            there = derivatives(x, target)
+            residual = model.gradient(target, there) + rows.R.T @ force
             if not np.isfinite(residual).all():
                 y, start = y + 0.5 * (target - y), centred
+                here = derivatives(x, y)
                 continue
             small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(force).max(initial=0.0))
-            y, start = target, centred
+            y, start, here = target, centred, there
             if np.abs(residual).max(initial=0.0) <= small:
-                return self._finish(x, y, force, slack, smoothing)
+                return self._finish(x, y, model.expand(there), force, slack, smoothing)
         return None
 
     def _finish(
-        self, x: np.ndarray, y: np.ndarray, force: np.ndarray, slack: np.ndarray, smoothing: Barrier
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        expansion: Expansion,
+        force: np.ndarray,
+        slack: np.ndarray,
+        smoothing: Barrier,
     ) -> SmoothPoint | None:
-        model = self.model
-        rows, flat, expansion = model.rows, model.flat, model.expand(x, y)
-        f_x, f_y = flat.gradients("upper", x, y)
+        rows = self.model.rows
+        value, f_x, f_y = self.model.flat.value_and_gradients("upper", x, y)
         if not (np.isfinite(f_x).all() and np.isfinite(f_y).all()):
             return None
         adjoint = expansion.solve(f_y)
@@ -132,10 +141,10 @@ class CentralPath:
         sensitivity = np.zeros(0)
         if rows.count:
             ratio = np.where(rows.inequality, slack / np.where(rows.inequality, force, 1.0), 0.0)
-            system = expansion.compliance + np.diag(smoothing.softness + ratio + 1e-14)
-            sensitivity = sla.cho_solve(sla.cho_factor(system, check_finite=False), price - rows.R @ adjoint)
+            system = lifted(expansion.compliance, smoothing.softness + ratio + 1e-14)
+            sensitivity = solve_factored(factorise(system), price - rows.R @ adjoint)
             gradient = gradient + expansion.slope.T @ sensitivity
-        value = flat.value("upper", x, y) + float(price @ force)
+        value += float(price @ force)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return None
         return SmoothPoint(x, y, force, value, gradient, smoothing, _State(slack, sensitivity))

@@ -58,6 +58,9 @@ class InteriorLower:
         A, B, c = stack(A), stack(B), np.concatenate([upper[equal], upper[above], -lower[below]])
         length = np.sqrt(np.asarray(A.multiply(A).sum(axis=1) + B.multiply(B).sum(axis=1)).ravel())
         scale = 1 / np.where(length > 0, length, 1.0)
+        kept = np.flatnonzero(keep)
+        self._origin = np.concatenate([kept[equal], kept[above], kept[below]])
+        self._unit = np.repeat([1.0, 1.0, -1.0], [equal.sum(), above.sum(), below.sum()]) / scale
         self.A, self.B, self.c = sp.csr_matrix(sp.diags(scale) @ A), sp.csr_matrix(sp.diags(scale) @ B), c * scale
         self.inequality = np.arange(len(c)) >= int(equal.sum())
         self.low, self.high = simple.intervals()
@@ -89,6 +92,12 @@ class InteriorLower:
             barrier=self.pull * self.room,
             softness=self.room / self.pull,
         )
+
+    def forces(self, multipliers: np.ndarray) -> np.ndarray:
+        """Return the forces on these rows for multipliers of the coupled rows; rows of Y alone get none."""
+        known = np.append(multipliers, np.zeros(max(self._origin.max(initial=0) + 1 - len(multipliers), 0)))
+        force = self._unit * known[self._origin]
+        return np.where(self.inequality, np.maximum(force, 0.0), force)
 
     def rooms(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the distances of y from its bounds, 1 where there is none."""

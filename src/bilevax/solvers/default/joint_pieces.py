@@ -117,6 +117,15 @@ def evaluate_jointly(lower: InteriorLower, upper: UpperSet, x: np.ndarray) -> Jo
 _ROUGH = 1e-6
 
 
+def evaluate_from(
+    lower: InteriorLower, upper: UpperSet, x: np.ndarray, y: np.ndarray, force: np.ndarray
+) -> JointPoint | None:
+    """Return an exact point next to an earlier answer, on its piece; None where that piece has none near."""
+    lower.start(x, y)
+    guess = _point(lower, x, y, force)
+    return restore(lower, upper, guess, classify(lower, guess, 0.0))
+
+
 def restore(lower: InteriorLower, upper: UpperSet, guess: JointPoint, sides: Sides) -> JointPoint | None:
     """Return the nearest point of the piece with these sides, by Newton's method; None where it has none near."""
     point = _on_sides(lower, guess.x, guess.y, guess.force, sides)

@@ -12,13 +12,15 @@ computed once.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
-import scipy.linalg as sla
 import scipy.sparse as sp
+from scipy.linalg import lapack
 from scipy.optimize import lsq_linear
 
-from bilevax.derivatives import FlatProblem
+from bilevax.derivatives import FlatProblem, LowerDerivatives
+from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
 from bilevax.solvers.default.quadratic_program import solve_qp
 
 
@@ -36,7 +38,7 @@ class StackedRows:
         """Number of rows."""
         return len(self.c)
 
-    @property
+    @functools.cached_property
     def inequality(self) -> np.ndarray:
         """Mask of the one-sided rows."""
         return np.arange(self.count) >= self.equalities
@@ -62,7 +64,7 @@ def stack_rows(flat: FlatProblem) -> StackedRows:
 class Expansion:
     """The lower level's quadratic model around (x, y0), reduced to its rows."""
 
-    factor: tuple[np.ndarray, bool]
+    factor: np.ndarray
     hessian: sp.csc_matrix
     mixed: np.ndarray
     inverse_rows: np.ndarray
@@ -71,7 +73,7 @@ class Expansion:
 
     def solve(self, right: np.ndarray) -> np.ndarray:
         """Apply H^-1."""
-        return sla.cho_solve(self.factor, right, check_finite=False)
+        return solve_factored(self.factor, right)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,18 +98,27 @@ class LowerModel:
         self.lift = 0.0
         self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
 
+    def pressed(self, y: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+        """Return the rows active at an earlier answer, by the coupled rows' multipliers and the bounds y lies on."""
+        rows, simple = self.flat.rows, self.flat.y_rows
+        image = simple.matrix @ y
+        at_upper = np.concatenate([multipliers > 0, image >= simple.upper])
+        at_lower = np.concatenate([multipliers < 0, image <= simple.lower])
+        lower, upper = np.concatenate([rows.lower, simple.lower]), np.concatenate([rows.upper, simple.upper])
+        open_above, open_below = (lower < upper) & np.isfinite(upper), (lower < upper) & np.isfinite(lower)
+        return np.concatenate([np.ones(self.rows.equalities, bool), at_upper[open_above], at_lower[open_below]])
+
     def value(self, x: np.ndarray, y: np.ndarray) -> float:
         """Return g, lifted by a trace of |y|^2 where it is merely convex: then y* is the smallest of its minimisers."""
         return self.flat.value("lower", x, y) + 0.5 * self.lift * float(y @ y)
 
-    def gradient(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def gradient(self, y: np.ndarray, there: LowerDerivatives) -> np.ndarray:
         """Return the gradient of `value` in y."""
-        return self.flat.gradients("lower", x, y)[1] + self.lift * y
+        return there.gradient + self.lift * y
 
-    def expand(self, x: np.ndarray, y: np.ndarray) -> Expansion:
-        """Return the model at (x, y), reusing the last where the second derivatives have not changed."""
-        hessian = self.flat.hessian("lower", "y", "y", x, y)
-        mixed = self.flat.hessian("lower", "y", "x", x, y)
+    def expand(self, there: LowerDerivatives) -> Expansion:
+        """Return the model at a point, reusing the last where the second derivatives have not changed."""
+        _, hessian, mixed = there
         if self._cached is not None and self._cached[0] is hessian and self._cached[1] is mixed:
             return self._cached[2]
         dense, mixed_dense = hessian.toarray(), mixed.toarray()
@@ -115,8 +126,8 @@ class LowerModel:
             raise FloatingPointError("the lower objective has a second derivative that is not finite")
         if self.lift == 0.0 and np.linalg.eigvalsh(dense)[0] < _FLAT * np.abs(np.diag(dense)).max(initial=1e-300):
             self.lift = _LIFT * max(np.abs(np.diag(dense)).max(), 1e-3)
-        factor = _cholesky(dense + self.lift * np.eye(len(dense)))
-        inverse_rows = sla.cho_solve(factor, self.rows.R.T, check_finite=False)
+        factor = _cholesky(lifted(dense, self.lift))
+        inverse_rows = solve_factored(factor, self.rows.R.T)
         compliance = self.rows.R @ inverse_rows
         expansion = Expansion(
             factor=factor,
@@ -133,11 +144,10 @@ class LowerModel:
         """Solve the lower level at x from the guess (y, held rows); None where it is infeasible or fails."""
         rows = self.rows
         held = ~rows.inequality if held is None else held | ~rows.inequality
-        self.expand(x, y)  # decides whether g needs a lift
-        value = self.value(x, y)
+        here, value = self.flat.lower_derivatives(x, y), None
         for _ in range(_MAX_NEWTON):
-            expansion = self.expand(x, y)
-            gradient = self.gradient(x, y)
+            expansion = self.expand(here)  # decides whether g needs a lift
+            gradient = self.gradient(y, here)
             if not np.isfinite(gradient).all():
                 return None
             free_y = y - expansion.solve(gradient)
@@ -149,20 +159,23 @@ class LowerModel:
                 return None
             force, held = solved
             target = free_y - expansion.inverse_rows @ force
-            target_gradient = self.gradient(x, target)
+            there = self.flat.lower_derivatives(x, target)
+            target_gradient = self.gradient(target, there)
             scale = 1 + np.abs(target_gradient).max(initial=0.0) + np.abs(force).max(initial=0.0)
             residual = np.abs(target_gradient + rows.R.T @ force).max(initial=0.0)
             if residual <= 1e-10 * scale:
                 values = rows.R @ target + rows.N @ x - rows.c
                 worst = np.maximum(np.where(rows.inequality, values, np.abs(values)).max(initial=0.0), 0.0)
-                return LowerPoint(x, target, force, values, held, self.expand(x, target), float(worst))
+                return LowerPoint(x, target, force, values, held, self.expand(there), float(worst))
             # Both ends satisfy the rows once y does, so g itself is the merit function.
             step, feasible = target - y, np.all(rows.R @ y + rows.N @ x - rows.c <= 1e-9)
+            value = self.value(x, y) if value is None else value
             for length in 0.5 ** np.arange(35):
                 trial_value = self.value(x, y + length * step)
                 enough = value + 1e-4 * length * float(gradient @ step) + 1e-14 * abs(value)
                 if np.isfinite(trial_value) and (not feasible or trial_value <= enough):
                     y, value = y + length * step, trial_value
+                    here = there if length == 1.0 else self.flat.lower_derivatives(x, y)
                     break
             else:
                 return None
@@ -263,7 +276,7 @@ def _one_by_one(
 
 
 def _solve_held(compliance: np.ndarray, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return sla.cho_solve(_cholesky(compliance[np.ix_(rows, rows)]), right, check_finite=False) if len(rows) else right
+    return solve_factored(_cholesky(compliance[np.ix_(rows, rows)]), right) if len(rows) else right
 
 
 def independent_rows(compliance: np.ndarray, rows: np.ndarray, kept: int = 0) -> np.ndarray:
@@ -273,9 +286,9 @@ def independent_rows(compliance: np.ndarray, rows: np.ndarray, kept: int = 0) ->
     inner = compliance[np.ix_(rows, rows)]
     if kept:  # what the kept rows leave of the others
         ahead, behind = inner[:kept, :kept], inner[:kept, kept:]
-        inner = inner[kept:, kept:] - behind.T @ sla.cho_solve(_cholesky(ahead), behind, check_finite=False)
+        inner = inner[kept:, kept:] - behind.T @ solve_factored(_cholesky(ahead), behind)
     tolerance = 1e-11 * max(1e-300, float(np.diag(compliance)[rows].max()))
-    _, pivots, rank, _ = sla.lapack.dpstrf(inner, lower=1, tol=tolerance)
+    _, pivots, rank, _ = lapack.dpstrf(inner, lower=1, tol=tolerance)
     return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
 
@@ -287,13 +300,14 @@ def _pivot(
     for _ in range(_MAX_PIVOTS):
         force = np.zeros(len(free))
         if held.any():
+            inner, right = compliance[np.ix_(held, held)], free[held]
             try:
-                factor = _cholesky(compliance[np.ix_(held, held)])
+                factor = _cholesky(inner)
             except np.linalg.LinAlgError:
                 return None
-            force[held] = sla.cho_solve(factor, free[held], check_finite=False)
+            forces = solve_factored(factor, right)
             # One refinement: dependent rows leave the factor only approximately right.
-            force[held] += sla.cho_solve(factor, free[held] - compliance[np.ix_(held, held)] @ force[held])
+            force[held] = forces + solve_factored(factor, right - inner @ forces)
         value = free - compliance @ force
         largest = 1 + np.abs(force).max()
         dropped = held & inequality & (force < -1e-11 * largest)
@@ -319,7 +333,7 @@ def _pivot(
 def centre(
     compliance: np.ndarray,
     free: np.ndarray,
-    inequality: np.ndarray,
+    equalities: int,
     barrier: float,
     softness: float,
     start: tuple[np.ndarray, np.ndarray] | None = None,
@@ -328,63 +342,54 @@ def centre(
 
         free - (compliance + softness) force + slack = 0,   force * slack = barrier,   both positive,
 
-    equality rows without slack. With ``softness > 0`` it exists for every ``free``, feasible or not.
+    the first ``equalities`` rows without slack. With ``softness > 0`` it exists for every ``free``, feasible or not.
     """
-    count = len(free)
-    matrix = compliance + softness * np.eye(count)
+    matrix, one_sided = lifted(compliance, softness), slice(equalities, None)
     scale = 1 + np.abs(free).max()
     if start is None:
         pressure = max(np.abs(free).max() / (softness + np.diag(compliance).mean() + 1e-300), np.sqrt(barrier))
-        force = np.where(inequality, pressure, 0.0)
-        slack = np.where(inequality, np.maximum(-free, scale), 0.0)
+        force, slack = np.zeros(len(free)), np.zeros(len(free))
+        force[one_sided], slack[one_sided] = pressure, np.maximum(-free[one_sided], scale)
     else:
         force, slack = (part.copy() for part in start)
-        floor = 1e-3 * np.sqrt(barrier)
-        force[inequality], slack[inequality] = (np.maximum(v[inequality], floor) for v in (force, slack))
-    open_rows = np.flatnonzero(inequality)
+        for part in (force, slack):
+            part[one_sided] = np.maximum(part[one_sided], 1e-3 * np.sqrt(barrier))
     length = 1.0
     for _ in range(_MAX_CENTRING):
+        pressed, room = force[one_sided], slack[one_sided]
         residual = free - matrix @ force + slack
-        product = force[open_rows] * slack[open_rows]
-        average = product.mean() if len(open_rows) else 0.0
+        product = pressed * room
         off = np.abs(product - barrier).max(initial=0.0)
         # A slack that is a difference of large numbers is known to rounding only.
-        rounding = 1e-13 * scale * np.abs(force).max(initial=0.0)
+        rounding = 1e-13 * scale * np.abs(force).max()
         if np.abs(residual).max() <= 1e-9 * scale + rounding and off <= 1e-5 * barrier + rounding:
             return force, slack
         # After a short step the point is too close to the boundary: centre before going on.
+        average = product.sum() / max(len(product), 1)
         aim = max(barrier, (0.1 if length > 0.3 else 1.0) * average)
-        diagonal = np.zeros(count)
-        diagonal[open_rows] = slack[open_rows] / force[open_rows]
-        try:
-            factor = sla.cho_factor(matrix + np.diag(diagonal + 1e-14 * scale), check_finite=False)
-        except np.linalg.LinAlgError:
+        diagonal = np.full(len(free), 1e-14 * scale)
+        diagonal[one_sided] += room / pressed
+        residual[one_sided] += aim / pressed - room
+        _, step_force, failed = lapack.dposv(lifted(matrix, diagonal), residual)
+        if failed or not np.isfinite(step_force).all():
             return None
-        right = residual.copy()
-        right[open_rows] += aim / force[open_rows] - slack[open_rows]
-        step_force = sla.cho_solve(factor, right, check_finite=False)
-        step_slack = np.zeros(count)
-        step_slack[open_rows] = (aim - product - slack[open_rows] * step_force[open_rows]) / force[open_rows]
-        length = 1.0
-        for value, step in ((force, step_force), (slack, step_slack)):
-            shrinking = inequality & (step < 0)
-            if shrinking.any():
-                length = min(length, 0.995 * float(np.min(-value[shrinking] / step[shrinking])))
+        step_slack = np.zeros(len(free))
+        step_slack[one_sided] = (aim - product - room * step_force[one_sided]) / pressed
+        shrinking = np.concatenate([step_force[one_sided] / pressed, step_slack[one_sided] / room])
+        length = min(1.0, 0.995 / max(-shrinking.min(initial=0.0), 1e-300))
         force, slack = force + length * step_force, slack + length * step_slack
-        if not np.isfinite(force).all():
-            return None
     return None
 
 
 _MAX_CENTRING = 80
 
 
-def _cholesky(matrix: np.ndarray) -> tuple[np.ndarray, bool]:
+def _cholesky(matrix: np.ndarray) -> np.ndarray:
     """Factor a symmetric matrix, lifted by as little as makes it positive definite."""
     lift = 1e-14 * max(1e-300, float(np.abs(np.diag(matrix)).max(initial=1.0)))
     for _ in range(12):
         try:
-            return sla.cho_factor(matrix + lift * np.eye(len(matrix)), check_finite=False)
+            return factorise(lifted(matrix, lift))
         except np.linalg.LinAlgError:
             lift *= 10
     raise np.linalg.LinAlgError("the lower objective is not convex here")

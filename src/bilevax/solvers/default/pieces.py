@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.linalg as sla
 
+from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
 from bilevax.solvers.default.lower import LowerModel, LowerPoint, independent_rows
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 
@@ -64,12 +64,8 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
     adjoint = expansion.solve(f_y)
     pull = model.rows.R @ adjoint
     inner = compliance[np.ix_(held, held)]
-    factor = (
-        sla.cho_factor(inner + 1e-13 * np.eye(len(held)) * max(1.0, np.trace(inner)), check_finite=False)
-        if len(held)
-        else None
-    )
-    solve = lambda right: sla.cho_solve(factor, right, check_finite=False) if factor is not None else right
+    factor = factorise(lifted(inner, 1e-13 * max(1.0, np.trace(inner)))) if len(held) else inner
+    solve = lambda right: solve_factored(factor, right)
     force_x = solve(slope[held])
     force_theta = solve(compliance[np.ix_(held, undecided)])
     force_pull = solve(pull[held])

@@ -1,15 +1,17 @@
 """Convex quadratic programs in x: dense ones by an interior point of our own, sparse ones and balls by Clarabel."""
 
 import dataclasses
-import warnings
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import clarabel
 import numpy as np
-import scipy.linalg as sla
 import scipy.sparse as sp
+from scipy.linalg import lapack
 
 from bilevax.sets import SetRows
+from bilevax.solvers.default.cholesky import factorise, solve_factored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +25,15 @@ class _Program:
     upper: np.ndarray
     balls: Any
 
-    @property
+    @functools.cached_property
     def equal(self) -> np.ndarray:
         return self.lower == self.upper
 
-    @property
+    @functools.cached_property
     def above(self) -> np.ndarray:
         return ~self.equal & np.isfinite(self.upper)
 
-    @property
+    @functools.cached_property
     def below(self) -> np.ndarray:
         return ~self.equal & np.isfinite(self.lower)
 
@@ -92,22 +94,16 @@ def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
         worst = max(np.abs(primal).max(initial=0.0), np.abs(level_gap).max(initial=0.0)) / scale_primal
         if np.abs(dual).max() <= 1e-11 * scale_dual and worst <= 1e-11 and average <= 1e-13:
             break
-        system = hessian + (rows.T * (force / slack)) @ rows
-        system = np.block([[system, equations.T], [equations, np.zeros((fixed, fixed))]]) if fixed else system
         try:
-            factor = (
-                sla.cho_factor(system, check_finite=False) if not fixed else sla.lu_factor(system, check_finite=False)
-            )
-        except (sla.LinAlgError, ValueError):
+            solve = _saddle_solver(hessian + (rows.T * (force / slack)) @ rows, equations)
+        except np.linalg.LinAlgError:
             break
-        back = sla.lu_solve if fixed else sla.cho_solve
-
         state = (rows, force, slack, dual, primal, level_gap)
-        _, _, moved, pushed = _direction(back, factor, state, 0.0)
+        _, _, moved, pushed = _direction(solve, state, 0.0)
         length = min(_reach(slack, moved), _reach(force, pushed))
         left = float((slack + length * moved) @ (force + length * pushed)) / max(count, 1)
         centring = min(1.0, (left / average) ** 3) if average > 0 else 0.0
-        step, step_nu, moved, pushed = _direction(back, factor, state, centring * average - moved * pushed)
+        step, step_nu, moved, pushed = _direction(solve, state, centring * average - moved * pushed)
         length = min(1.0, 0.995 * min(_reach(slack, moved), _reach(force, pushed)))
         if not np.isfinite(step).all():
             break
@@ -116,12 +112,27 @@ def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
     return v, program.sides(pressed_above, pressed_below)
 
 
-def _direction(back: Any, factor: Any, state: tuple[np.ndarray, ...], aim: Any) -> tuple[np.ndarray, ...]:
+def _saddle_solver(hessian: np.ndarray, equations: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what solves ``[hessian equations'; equations 0] v = right``; a `LinAlgError` where nothing does."""
+    if not len(equations):
+        factor = factorise(hessian)
+        return lambda right: solve_factored(factor, right)
+    saddle = np.block([[hessian, equations.T], [equations, np.zeros((len(equations), len(equations)))]])
+    factors, pivots, failed = lapack.dgetrf(saddle)
+    if failed:
+        raise np.linalg.LinAlgError("the equations depend on each other")
+    return lambda right: lapack.dgetrs(factors, pivots, right)[0]
+
+
+def _direction(
+    solve: Callable[[np.ndarray], np.ndarray], state: tuple[np.ndarray, ...], aim: Any
+) -> tuple[np.ndarray, ...]:
     """Return the Newton step in v, nu, slack and force towards ``force * slack = aim``."""
     rows, force, slack, dual, primal, level_gap = state
     product = force * slack - aim
     side = -dual - rows.T @ ((force * primal - product) / slack)
-    step, step_nu = np.split(back(factor, np.concatenate([side, -level_gap]), check_finite=False), [len(dual)])
+    answer = solve(np.concatenate([side, -level_gap]))
+    step, step_nu = answer[: len(dual)], answer[len(dual) :]
     moved = -primal - rows @ step
     return step, step_nu, moved, (-product - force * moved) / slack
 
@@ -136,7 +147,9 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray] | No
     """Clarabel, for sparse programs and balls: the minimiser, the sides on which rows press, their multipliers."""
     hessian, gradient, matrix = program.hessian, program.gradient, sp.csr_matrix(program.matrix)
     lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
-    parts = [matrix[equal], matrix[above], -matrix[below]]
+    picked = matrix[np.concatenate([np.flatnonzero(part) for part in (equal, above, below)])]
+    picked.data[picked.indptr[equal.sum() + above.sum()] :] *= -1
+    parts = [picked]
     right = [upper[equal], upper[above], -lower[below]]
     cones: list[Any] = []
     if equal.any():
@@ -153,11 +166,11 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray] | No
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
-    everything = sp.vstack(parts, format="csc")
+    everything = sp.vstack(parts, format="csc") if program.balls else picked.tocsc()
     if not cones:  # Clarabel wants at least one row.
         everything, right, cones = sp.csc_matrix((1, size)), [np.ones(1)], [clarabel.NonnegativeConeT(1)]
-    upper_half = sp.triu(sp.csc_matrix(hessian), format="csc")
-    answer = clarabel.DefaultSolver(upper_half, gradient, everything, np.concatenate(right), cones, settings).solve()
+    quadratic = sp.csc_matrix(hessian)
+    answer = clarabel.DefaultSolver(quadratic, gradient, everything, np.concatenate(right), cones, settings).solve()
     v = np.array(answer.x)
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None
@@ -181,11 +194,9 @@ def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarra
     dense = hessian.toarray() if sp.issparse(hessian) else np.asarray(hessian)
     system = np.block([[dense, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
     right = np.concatenate([-program.gradient, np.where(pressed < 0, program.lower, program.upper)[active]])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", sla.LinAlgWarning)
-            solution = sla.solve(system, right, assume_a="sym")
-    except (sla.LinAlgError, sla.LinAlgWarning):
+    *_, solutions, _, _, _, failed = lapack.dsysvx(system, right)
+    solution = solutions[:, 0]
+    if failed:  # singular, or nearly so
         solution = np.linalg.lstsq(system, right, rcond=1e-13)[0]
     if not np.abs(system @ solution - right).max(initial=0.0) <= 1e-9 * (1 + np.abs(right).max(initial=0.0)):
         return v
@@ -223,7 +234,7 @@ class UpperSet:
         at_upper, at_lower = image >= self.rows.upper - near, image <= self.rows.lower + near
         pushes = self.rows.matrix @ -gradient
         binding = (at_upper & at_lower) | (at_upper & (pushes > 0)) | (at_lower & (pushes < 0))
-        normals = self.rows.matrix[binding].toarray()
+        normals = self.rows.matrix[binding].toarray() if binding.any() else np.zeros((0, len(x)))
         for ball in self.rows.balls:
             offset = x[ball.index] - ball.center
             if np.linalg.norm(offset) >= ball.radius - near and offset @ -gradient[ball.index] > 0:

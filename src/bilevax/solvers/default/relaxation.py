@@ -49,7 +49,7 @@ def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | Non
     for _ in range(_MAX_STEPS):
         here = point[: flat.n_x], point[flat.n_x :]
         gradient = np.concatenate(flat.gradients("upper", *here))
-        curvature = _hessian(flat, *here)
+        curvature = flat.upper_hessian(*here)
         if curvature.nnz + rows.matrix.nnz > _MOST_ENTRIES:
             return None  # dearer than the whole search
         hessian, shifted = convexified(curvature)
@@ -89,17 +89,11 @@ _LARGEST_DENSE = 1500
 _MOST_ENTRIES = 1_000_000
 
 
-def _hessian(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
-    part = lambda of, by: flat.hessian("upper", of, by, x, y)
-    mixed = part("y", "x")
-    return sp.block_array([[part("x", "x"), mixed.T], [mixed, part("y", "y")]], format="csc")
-
-
 def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
     """Return the Hessian with its negative curvature reversed, and whether it had any."""
     diagonal = hessian.diagonal()
     size = max(np.abs(hessian.data).max(initial=0.0), 1e-300)
-    if (hessian - sp.diags(diagonal)).count_nonzero() == 0:
+    if hessian.count_nonzero() == np.count_nonzero(diagonal):
         return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
     if hessian.shape[0] > _LARGEST_DENSE:
         # Gershgorin's bound: crude, but it needs no factorisation.

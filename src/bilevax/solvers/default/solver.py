@@ -13,18 +13,17 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar, Literal, get_args
 
-import jax
 import numpy as np
 import scipy.sparse as sp
 
 from bilevax import _trees
 from bilevax._threads import blas_threads
 from bilevax.derivatives import FlatProblem
-from bilevax.solvers.base import HostSolver, Snapshot
+from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.first_order import PairOracle
 from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_pieces import evaluate_jointly, joint_descent
+from bilevax.solvers.default.joint_pieces import evaluate_from, evaluate_jointly, joint_descent
 from bilevax.solvers.default.lower import LowerModel
 from bilevax.solvers.default.newton import newton_descent
 from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
@@ -60,21 +59,29 @@ class Default(HostSolver):
             raise ValueError(f"variant: expected one of {', '.join(get_args(Variant))}, got {self.variant!r}.")
 
     def search(
-        self, flat: FlatProblem, x0: np.ndarray, y0: np.ndarray | None, rtol: float, settled: bool = False
+        self,
+        flat: FlatProblem,
+        x0: np.ndarray,
+        y0: np.ndarray | None,
+        rtol: float,
+        multipliers: np.ndarray | None = None,
     ) -> Iterator[Snapshot]:
-        """Yield a snapshot after each step; the last one is the answer. A ``settled`` start skips the smoothing."""
-        rows = _row_count(flat)
+        """Yield a snapshot after each step; the last one is the answer.
+
+        An earlier answer, known by its ``multipliers``, skips the smoothing: they tell which rows are active.
+        """
+        rows = _trees.size(flat.row_shapes)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
         upper, dense = UpperSet(flat.x_rows), size <= _LARGEST and not flat.y_rows.balls
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
-        direct = self.variant != "first-order" or settled
+        direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(size):
             if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
-                yield from self._sparse(InteriorLower(flat), upper, x, y, rtol, settled)
+                yield from self._sparse(InteriorLower(flat), upper, x, y, rtol, multipliers)
             elif direct and dense:
-                yield from self._dense(LowerModel(flat), upper, x, y, rtol, settled)
+                yield from self._dense(LowerModel(flat), upper, x, y, rtol, multipliers)
             elif self.variant == "direct":
-                raise ValueError(
+                raise ProblemRefused(
                     f"variant: direct expects no Ball in Y and at most {_LARGEST} variables and rows, or more of "
                     f"sparse ones; got {flat.n_x} in x, {flat.n_y} in y, {rows} rows, {len(flat.y_rows.balls)} balls. "
                     "Leave the variant to auto."
@@ -83,15 +90,22 @@ class Default(HostSolver):
                 yield from self._first_order(flat, LowerModel(flat) if dense else None, upper, x, y, rtol)
 
     def _dense(
-        self, model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, settled: bool
+        self,
+        model: LowerModel,
+        upper: UpperSet,
+        x: np.ndarray,
+        y: np.ndarray,
+        rtol: float,
+        multipliers: np.ndarray | None,
     ) -> Iterator[Snapshot]:
-        start = _feasible_start(model, upper, x, y)
+        held = None if multipliers is None else model.pressed(y, multipliers)
+        start = _feasible_start(model, upper, x, y, held)
         if start is None:
             yield Snapshot(x, y, "start", np.inf, final=True)
             return
         yield _snapshot(start, "start")
         best, converged, basins = start, False, [start]
-        if not settled:
+        if multipliers is None:
             ideal = best_case(model.flat, start.lower.x, start.lower.y)
             landed = None if ideal is None else _feasible_start(model, upper, ideal.x, ideal.y)
             if ideal is not None and landed is not None and ideal.promises(landed.value):
@@ -129,21 +143,29 @@ class Default(HostSolver):
             yield best_case
 
     def _sparse(
-        self, lower: InteriorLower, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, settled: bool
+        self,
+        lower: InteriorLower,
+        upper: UpperSet,
+        x: np.ndarray,
+        y: np.ndarray,
+        rtol: float,
+        multipliers: np.ndarray | None,
     ) -> Iterator[Snapshot]:
         """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
         yield Snapshot(x, y, "start", np.inf, exact=False)
-        if not settled:
+        if multipliers is None:
             descent = newton_descent if len(x) <= _FEW else smooth_descent
             for step, _ in follow(SparsePath(lower, x, y), upper, self.stages - 1, descent):
                 yield Snapshot(step.x, step.y, "smooth descent", step.value, exact=False)
                 x = step.x
-        nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
-        point = None if nearest is None else evaluate_jointly(lower, upper, upper.project(nearest[0]))
+        point = None if multipliers is None else evaluate_from(lower, upper, x, y, lower.forces(multipliers))
         if point is None:
-            x, y = (x, y) if nearest is None else (upper.project(nearest[0]), nearest[1])
-            yield Snapshot(x, y, "answer", np.inf, final=True)
-            return
+            nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
+            point = None if nearest is None else evaluate_jointly(lower, upper, upper.project(nearest[0]))
+            if point is None:
+                x, y = (x, y) if nearest is None else (upper.project(nearest[0]), nearest[1])
+                yield Snapshot(x, y, "answer", np.inf, final=True)
+                return
         yield Snapshot(point.x, point.y, "exact descent", point.value)
         for step in joint_descent(lower, upper, point, rtol):
             point = step
@@ -187,7 +209,7 @@ class Default(HostSolver):
 _LARGEST = 6000  # variables and rows of dense matrices
 _SPARSE = 1500  # from here on sparse matrices, if they are sparse
 _INSET = 1e-8  # an interior point needs an interior
-_FEW = 500  # so few x that second derivatives pay
+_FEW = 1000  # so few x that second derivatives pay
 
 
 def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) -> bool:
@@ -200,11 +222,6 @@ def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) ->
     return sparse and (size > _SPARSE or bool(np.any(hessian.diagonal() == 0.0)))
 
 
-def _row_count(flat: FlatProblem) -> int:
-    """Return how many rows the couplings have, without applying them."""
-    return _trees.size(jax.eval_shape(lambda x, y: flat.problem.rows(x, y), flat.x_like, flat.y_like))
-
-
 def _snapshot(point: Evaluated, phase: str, sweeps: int | None = None) -> Snapshot:
     return Snapshot(point.lower.x, point.lower.y, phase, point.value, sweeps=sweeps)
 
@@ -215,9 +232,11 @@ def _settle(flat: FlatProblem, upper: UpperSet, point: SmoothPoint) -> tuple[np.
     return (point.x, point.y) if nearest is None else (upper.project(nearest[0]), point.y)
 
 
-def _feasible_start(model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray) -> Evaluated | None:
+def _feasible_start(
+    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, held: np.ndarray | None = None
+) -> Evaluated | None:
     """Return the exact point at x, or at the nearest x of X for which the lower level is feasible."""
-    point = evaluate_exactly(model, x, y, None)
+    point = evaluate_exactly(model, x, y, held)
     if point is None:
         nearest = _nearest_feasible(model.flat, x)
         if nearest is not None:
