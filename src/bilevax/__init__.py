@@ -2,6 +2,7 @@
 
 from bilevax import reformulation
 from bilevax.certificate import Certificate, certify
+from bilevax.comparison import Comparison, compare
 from bilevax.coupling import AffineCoupling, LinearCoupling
 from bilevax.driver import Progress, RunResult, run, solve
 from bilevax.lower_level import LowerSolution, solve_lower_level
@@ -28,6 +29,7 @@ __all__ = [
     "BilevelProblem",
     "Box",
     "Certificate",
+    "Comparison",
     "Default",
     "Free",
     "LinearCoupling",
@@ -43,6 +45,7 @@ __all__ = [
     "Solution",
     "Status",
     "certify",
+    "compare",
     "multistart",
     "reformulation",
     "run",

@@ -1,0 +1,61 @@
+"""Phi at many points: the lower level solved exactly at each of them, and nothing else measured."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from bilevax import _trees
+from bilevax._threads import blas_threads
+from bilevax.certificate import _LOWER_TOLERANCE
+from bilevax.convex import Outcome
+from bilevax.derivatives import FlatProblem
+from bilevax.lower_level import solve_flat
+from bilevax.problem import BilevelProblem, validate
+
+
+class Evaluation(NamedTuple):
+    """Phi at a point: ``value`` is NaN, and ``y`` proves nothing, where the lower level has no proven minimiser.
+
+    ``outcome`` says why, and ``infeasibility`` is the smallest relaxation of the rows that has a feasible point.
+    """
+
+    value: float
+    y: PyTree
+    outcome: Outcome
+    infeasibility: float
+
+
+class Hyperobjective:
+    """Phi of a problem as a function of x, on the host in float64: the value that `certify` would give.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    x_like
+        An example of x.
+    y_like
+        An example of y, where the problem does not tell its shape.
+    """
+
+    def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree = None):
+        with jax.enable_x64(True):
+            x, shapes, _ = validate(problem, x_like, y_like)
+        self._flat = FlatProblem(problem, x, shapes)
+
+    def __call__(self, x: PyTree) -> Evaluation:
+        """Solve the lower level at x, and evaluate f there."""
+        flat, point = self._flat, _trees.flatten_host(x)
+        with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
+            lower = solve_flat(flat, point)
+        solved = lower.outcome is Outcome.OPTIMAL or (
+            lower.outcome is Outcome.INACCURATE and lower.residual <= _LOWER_TOLERANCE
+        )
+        value = flat.value("upper", point, lower.y) if solved else np.nan
+        return Evaluation(value, flat.y_tree(lower.y), lower.outcome, 0.0 if solved else float(lower.relaxation))
+
+    def upper(self, x: PyTree, y: Any) -> float:
+        """Return f(x, y): what a method reports of a point whose y it has not solved for."""
+        return self._flat.value("upper", _trees.flatten_host(x), _trees.flatten_host(y))

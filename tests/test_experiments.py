@@ -1,0 +1,172 @@
+"""The figures of the paper in small: what they write, that it is the same twice, and that it is exact."""
+
+import csv
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax.datasets import diabetes, paper_splits, quadratic_features
+from bilevax.experiments import delta, methods, networks, seville, svm, toy
+from bilevax.experiments.__main__ import FIGURES, main
+from bilevax.experiments.report import TIME, Report
+from bilevax.experiments.trajectory import follow_steps, marks, sflcb_start
+from bilevax.problems import NetworkDesign
+from shared_data import FOLDER, data_file
+
+ENDINGS = ("png", "svg", "csv", "npz", "json", "txt")
+
+SMALL: dict[str, Callable[[], Report]] = {
+    "toy": lambda: toy.run(starts=4, steps=300),
+    "svm": lambda: svm.run(FOLDER, splits=2, steps=60, records=2),
+    "methods": lambda: methods.run(FOLDER, splits=1, share=0.01, records=2),
+    "networks": lambda: networks.run(FOLDER, nodes=(3,), steps=400, records=3),
+    "delta": lambda: delta.run(FOLDER, deltas=(0.1, 1.0), seeds=(1,), steps=300, records=2),
+    "seville": lambda: seville.run(FOLDER, network="net3", records=2),
+}
+
+
+@functools.cache
+def small(name: str) -> Report:
+    return SMALL[name]()
+
+
+def problem_of(name: str, row: dict[str, str]) -> bx.BilevelProblem:
+    if name == "toy":
+        return bx.problems.toy()
+    if name in ("svm", "methods"):
+        dataset = quadratic_features(diabetes(data_file("libsvm", "diabetes_scale")))
+        split = paper_splits(dataset, 2)[int(row["split"])]
+        return bx.problems.svm(split.train, split.validation)
+    return NetworkDesign.from_json(data_file("networks", "net3.json")).problem()
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_files_numbers_and_exactness(name: str, tmp_path: Path) -> None:
+    if name != "toy":
+        data_file("networks", "net3.json")
+        data_file("libsvm", "diabetes_scale")
+    first, second = tmp_path / "first", tmp_path / "second"
+    report = small(name)
+    paths = report.write(first)
+    SMALL[name]().write(second)
+    assert [path.name for path in paths] == [f"{name}.{ending}" for ending in ENDINGS]
+    assert all(path.stat().st_size > 0 for path in paths)
+
+    rows, again = table(first / f"{name}.csv"), table(second / f"{name}.csv")
+    without_time = [[{key: row[key] for key in row if key != TIME} for row in run] for run in (rows, again)]
+    assert len(rows) == len(report.rows) > 0
+    assert without_time[0] == without_time[1]
+    assert (first / f"{name}.json").read_text() == (second / f"{name}.json").read_text()
+    settings = json.loads((first / f"{name}.json").read_text())
+    assert set(settings["versions"]) >= {"bilevax", "jax", "numpy", "python"}
+
+    points, same = np.load(first / f"{name}.npz"), np.load(second / f"{name}.npz")
+    assert len(points.files) == len(rows)
+    assert all(np.array_equal(points[key], same[key]) for key in points.files)
+    key, sign = ("phi", 1.0) if name in ("toy", "svm", "methods") else ("utility", -1.0)
+    for index in np.unique(np.linspace(0, len(rows) - 1, 3).astype(int)):
+        certificate = bx.certify(problem_of(name, rows[index]), points[f"arr_{index}"])
+        written = rows[index][key]
+        if np.isfinite(certificate.value):
+            assert float(written) == pytest.approx(sign * certificate.value, rel=1e-9, abs=1e-9)
+        else:
+            assert written == ""
+    assert all(sentence in str(report) for sentence in report.sentences)
+
+
+def test_trajectory_is_the_solver_itself() -> None:
+    problem, solver, steps = bx.problems.toy(), bx.SFLCB(), 137
+    state = sflcb_start(problem, solver, 0.7, np.zeros(()))
+    visits = list(follow_steps(problem, solver, state, marks(steps, 6)))
+    with jax.enable_x64(True):
+        result = bx.run(problem, 0.7, y0=0.0, solver=solver, rtol=0.0, atol=0.0, max_steps=steps)
+    assert [visit.step for visit in visits] == marks(steps, 6)
+    assert visits[-1].step == steps
+    assert float(visits[0].x) == 0.7
+    assert float(visits[-1].x) == pytest.approx(float(result.x), rel=1e-12)
+    assert float(visits[-1].z) == pytest.approx(float(result.state.z), rel=1e-12)
+    assert all(later.seconds > earlier.seconds for earlier, later in itertools.pairwise(visits))
+
+
+def test_start_carries_the_multipliers() -> None:
+    state = sflcb_start(bx.problems.toy(), bx.SFLCB(), 0.7, np.zeros(()), (np.array([3.0]),))
+    assert float(state.u[0][0]) == float(state.v[0][0]) == 3.0
+
+
+def test_a_design_without_value_is_no_number(tmp_path: Path) -> None:
+    design = NetworkDesign.from_json(data_file("networks", "net3.json"))
+    exact = networks.Hyperobjective(design.problem(), np.ones(6))
+    share = {"flow": np.zeros(len(design.flows[0])), "share": np.full(6, 0.5)}
+    row = networks.judged(networks.Visit(1, 0.1, np.zeros(6), share, share), design, exact)
+    assert row["reported"] == pytest.approx(9.0)  # half of the revenue of 18, and nothing built
+    assert np.isnan(row["utility"])
+    assert row["lower_level"] == "infeasible"
+    assert row["infeasibility"] > 0
+    figure = networks._draw([{"nodes": 3, "method": method} | row for method in ("SFLCB", "default")], (3,))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "SFLCB: no value, lower level infeasible or unproven" in labels
+    Report("empty", {}, [row], figure, [{"utility": row["utility"]}], []).write(tmp_path)
+    assert table(tmp_path / "empty.csv")[0]["utility"] == ""
+
+
+def test_published_rows_have_the_same_answers() -> None:
+    design = NetworkDesign.from_json(data_file("networks", "net3.json"))
+    for seed in (1, 2):
+        capacities = networks.published_capacities(design, seed)
+        published = bx.solve_lower_level(networks.published_problem(design), capacities)
+        reduced = bx.solve_lower_level(design.problem(networks.PUBLISHED_SHARE), capacities)
+        assert published.y["flow"].shape == (36,)
+        assert published.y["share"] == pytest.approx(reduced.y["share"], abs=1e-7)
+
+
+def test_published_start_is_the_scripts_generator() -> None:
+    design = NetworkDesign.from_json(data_file("networks", "net3.json"))
+    # rng(1); rand(3) of the scripts' language: 0.4170, 0.7203, 0.0001 is its first column.
+    start = published = networks.published_capacities(design, 1)
+    down = {(tail, head): value for tail, head, value in zip(design.tail, design.head, published, strict=True)}
+    assert down[1, 0] == pytest.approx(0.3 + 0.7 * 0.7203244934421581)
+    assert down[2, 0] == pytest.approx(0.3 + 0.7 * 0.00011437481734488664)
+    assert ((start >= 0.3) & (start <= 1.0)).all()
+
+
+def test_svm_optimum_bounds_phi_and_is_met() -> None:
+    dataset = quadratic_features(diabetes(data_file("libsvm", "diabetes_scale")))
+    split = paper_splits(dataset, 1)[0]
+    optimum = svm.global_optimum(split)
+    assert optimum == pytest.approx(417.3201, abs=1e-4)
+    problem = bx.problems.svm(split.train, split.validation)
+    for seed in range(3):
+        c = np.random.default_rng(seed).uniform(1.0, 1.5, len(split.train))
+        assert bx.solve_lower_level(problem, c).outcome.name == "OPTIMAL"
+        assert svm.Hyperobjective(problem, c)(c).value > optimum
+
+
+def test_command_says_which_data_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["networks", "--output", str(tmp_path / "out"), "--data", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "networks/net3.json" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_command_writes_and_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FIGURES, "toy", lambda data: small("toy"))
+    main(["toy", "--output", str(tmp_path)])
+    printed = capsys.readouterr()
+    assert "Default: 4 of 4 ends lie within" in printed.out
+    assert "toy.png" in printed.err
+    assert (tmp_path / "toy.txt").read_text().strip() == printed.out.strip()
