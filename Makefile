@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := cli,plot,report,sklearn,data,dev
+EXTRAS := cli,plot,report,sklearn,data,docs,dev
 
-.PHONY: install demo test lint types unit bench lock clean
+.PHONY: install demo test lint types unit bench docs lock clean
 
 install: $(VENV)/installed
 
@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: install
-	$(BIN)/python -m bilevax.demo
+	$(BIN)/bilevax demo --report build/demo.html
 
 test: lint types unit
 
@@ -27,10 +27,15 @@ types: install
 	$(BIN)/pyright
 
 unit: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 bench: install
 	$(BIN)/python benchmarks/sflcb_step.py
+
+# Needs no network. A warning is an error: a link or a reference that leads nowhere ends the build.
+docs: install
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	@echo 'build/docs/index.html'
 
 lock:
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
