@@ -1,0 +1,64 @@
+"""How the pages in this folder become a site: Markdown by MyST, the API from docstrings, the theme furo."""
+
+import importlib.metadata
+import re
+
+import bilevax
+
+project = "bilevax"
+author = "The bilevax developers"
+project_copyright = "The bilevax developers, Apache-2.0"
+version = release = importlib.metadata.version("bilevax")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"bilevax {version}"
+html_copy_source = False
+myst_heading_anchors = 3
+
+default_role = "py:obj"  # `Name` in a docstring is a reference
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say what is expected; the shapes of jaxtyping would drown the signatures
+autodoc_preserve_defaults = True
+napoleon_google_docstring = False
+napoleon_attr_annotations = False
+napoleon_use_param = False  # "lower, upper" stay together
+napoleon_custom_sections = [("Attributes", "params_style")]
+
+nitpick_ignore = [("py:class", "SFLCBState")]  # a type that start points have; users only hand it on
+
+_CODE = re.compile(r"(`+[^`]*`+)")
+
+
+def plain_docstrings(app, what, name, obj, options, lines):
+    """Show indented formulas as written, and ``|x|`` and ``y'*`` in prose: they would be quotations and markup."""
+    result, indent, formula = [], 0, None
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if line.strip():
+            if formula is not None and depth < formula:
+                formula = None
+            if formula is None and depth > indent and result and not result[-1].strip():
+                result += [" " * indent + "::", ""]
+                formula = depth
+            if formula is None:
+                indent = depth
+                parts = _CODE.split(line)
+                parts[::2] = [re.sub(r"\||(?<=')\*", r"\\\g<0>", part) for part in parts[::2]]
+                line = "".join(parts)
+        result.append(line)
+    lines[:] = result
+
+
+def public_name(app, env, node, contnode):
+    """Find what a docstring of any module calls by its public name, such as `Solution`."""
+    if node.get("reftype") == "obj" and node["reftarget"] in bilevax.__all__:
+        target = f"bilevax.{node['reftarget']}"
+        return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)
+    return None
+
+
+def setup(app):
+    """Register the hooks; docstrings are prepared before napoleon indents their sections."""
+    app.connect("autodoc-process-docstring", plain_docstrings, priority=100)
+    app.connect("missing-reference", public_name)

@@ -1,0 +1,212 @@
+"""`BilevelSVC`: a linear SVM for scikit-learn that chooses a hyperparameter for every training row."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import train_test_split
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, column_or_1d, validate_data
+
+from bilevax.certificate import Certificate
+from bilevax.datasets import Dataset
+from bilevax.driver import solve
+from bilevax.problems.svm import svm
+from bilevax.solution import Solution
+
+__all__ = ["BilevelSVC"]
+
+# A start for which the lower level is feasible, whatever the data: the margins may be violated by more than 1.
+_LOOSE_BOUND = 3.0
+
+
+class BilevelSVC(ClassifierMixin, BaseEstimator):
+    """Linear SVM of two classes whose bounds on margin violations, one a training row, are chosen on other rows.
+
+    The rows given to ``fit`` are parted. On the training part the classifier (w, b) minimises
+    ``|w|^2 / 2 + bias_weight b^2 / 2`` with margins of at least ``1 - c_i``; the bounds c minimise the exponential loss
+    on the validation part plus ``|c|^2 / 2``. That bilevel problem, `bilevax.problems.svm`, is solved and certified. A
+    row that misleads gets a large bound and no influence: there is no ``C`` to search for.
+
+    Features should be of similar size: put a ``StandardScaler`` before it in a pipeline.
+
+    Parameters
+    ----------
+    validation_fraction
+        The part of the rows, drawn class by class, on which the bounds are judged.
+    validation
+        Instead of a drawn part: the positions (or a mask) of the rows given to ``fit``, or a tuple ``(X, y)`` of
+        other rows; then all the rows given to ``fit`` train.
+    bias_weight
+        Weight of the intercept in the lower level; positive.
+    rtol, max_steps, time_limit
+        As in `bilevax.solve`: relative stationarity that the certificate has to confirm, and limits.
+    random_state
+        Seed or generator of the drawn part.
+
+    Attributes
+    ----------
+    coef_, intercept_
+        The classifier, of shapes ``(1, n_features)`` and ``(1,)``; positive decisions mean ``classes_[1]``.
+    classes_
+        The two labels.
+    certificate_
+        What is proven about the answer, a `bilevax.Certificate`.
+    solution_
+        The whole answer, a `bilevax.Solution`; ``solution_.x`` are the bounds of the training rows.
+    n_features_in_, feature_names_in_
+        Number of features, and their names where ``X`` has some.
+    n_iter_
+        Steps taken.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> model = make_pipeline(StandardScaler(), BilevelSVC(random_state=0))
+    >>> model.fit(*load_breast_cancer(return_X_y=True))  # doctest: +SKIP
+    """
+
+    classes_: np.ndarray
+    coef_: np.ndarray
+    intercept_: np.ndarray
+    certificate_: Certificate
+    solution_: Solution
+    n_iter_: int
+
+    def __init__(
+        self,
+        validation_fraction: float = 0.25,
+        validation: Any = None,
+        bias_weight: float = 0.01,
+        rtol: float = 1e-6,
+        max_steps: int | None = None,
+        time_limit: float | None = None,
+        random_state: Any = None,
+    ):
+        self.validation_fraction = validation_fraction
+        self.validation = validation
+        self.bias_weight = bias_weight
+        self.rtol = rtol
+        self.max_steps = max_steps
+        self.time_limit = time_limit
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "BilevelSVC":
+        """Choose the bounds and the classifier.
+
+        Parameters
+        ----------
+        X
+            Rows of features, dense or scipy.sparse.
+        y
+            A label a row, of two kinds.
+
+        Warns
+        -----
+        ConvergenceWarning
+            With the numbers, where the certificate does not confirm the answer.
+        """
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
+        y = column_or_1d(y, warn=True)
+        self.classes_ = _two_classes(y)
+        train, validation = self._parts(X, y)
+        self.solution_ = solve(
+            svm(train, validation, bias_weight=self.bias_weight),
+            np.full(len(train), _LOOSE_BOUND),
+            rtol=self.rtol,
+            max_steps=self.max_steps,
+            time_limit=self.time_limit,
+            progress=False,
+        )
+        self.certificate_ = self.solution_.certificate
+        self.coef_ = np.asarray(self.solution_.y["weights"]).reshape(1, -1)
+        self.intercept_ = np.asarray(self.solution_.y["bias"]).reshape(1)
+        self.n_iter_ = self.solution_.stats["steps"]
+        if not self.solution_.success:
+            warnings.warn(
+                f"BilevelSVC: the answer is not certified. {self.solution_.message}", ConvergenceWarning, stacklevel=2
+            )
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return ``w'z + b`` for each row: positive for ``classes_[1]``."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        return X @ self.coef_[0] + self.intercept_[0]
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the label of each row."""
+        decisions = self.decision_function(X)
+        return self.classes_[(decisions > 0).astype(int)]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        tags.input_tags.sparse = True
+        return tags
+
+    def _parts(self, X: Any, y: np.ndarray) -> tuple[Dataset, Dataset]:
+        """Return the training part and the validation part."""
+        everything = Dataset(X, self._signs(y))
+        if isinstance(self.validation, tuple):
+            return everything, self._other_rows(self.validation)
+        judged = self._draw(y) if self.validation is None else _positions(self.validation, len(y))
+        train = everything[np.setdiff1d(np.arange(len(y)), judged)]
+        if len(np.unique(train.labels)) < 2:
+            raise ValueError(
+                f"validation: expected rows of both classes to be left to train on, got {len(train)} of at most one."
+            )
+        return train, everything[judged]
+
+    def _draw(self, y: np.ndarray) -> np.ndarray:
+        fraction = self.validation_fraction
+        if not 0 < fraction < 1:
+            raise ValueError(f"validation_fraction: expected a number between 0 and 1, got {fraction}.")
+        _, judged = train_test_split(np.arange(len(y)), test_size=fraction, stratify=y, random_state=self.random_state)
+        return judged
+
+    def _other_rows(self, given: tuple) -> Dataset:
+        if len(given) != 2:
+            raise ValueError(f"validation: expected a tuple (X, y), got one of {len(given)} entries.")
+        X, y = check_X_y(*given, accept_sparse="csr", dtype=np.float64)
+        unknown = np.setdiff1d(y, self.classes_)
+        if unknown.size:
+            raise ValueError(f"validation: expected the labels {self.classes_}, got {unknown[:5]} besides.")
+        return Dataset(X, self._signs(y))
+
+    def _signs(self, y: np.ndarray) -> np.ndarray:
+        return np.where(y == self.classes_[1], 1.0, -1.0)
+
+
+def _two_classes(y: np.ndarray) -> np.ndarray:
+    check_classification_targets(y)
+    classes, kind = np.unique(y), type_of_target(y)
+    if kind != "binary":
+        raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+    if len(classes) != 2:
+        raise ValueError(f"y: expected labels of two classes, got one class: {classes}.")
+    return classes
+
+
+def _positions(rows: Any, count: int) -> np.ndarray:
+    """Return the positions that a mask or an array of positions stands for."""
+    rows = check_array(rows, ensure_2d=False, dtype=None, input_name="validation")
+    if rows.dtype == bool and rows.shape == (count,):
+        rows = np.flatnonzero(rows)
+    if (
+        rows.ndim != 1
+        or not np.issubdtype(rows.dtype, np.integer)
+        or rows.min(initial=0) < -count
+        or rows.max(initial=0) >= count
+    ):
+        raise ValueError(
+            f"validation: expected a tuple (X, y), or a mask or positions of the {count} rows, "
+            f"got an array of dtype {rows.dtype} and shape {rows.shape}."
+        )
+    if rows.size == 0:
+        raise ValueError("validation: expected at least one row, got none.")
+    return np.unique(rows % count)
