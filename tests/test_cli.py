@@ -286,6 +286,15 @@ def test_bench_outside_a_checkout_says_so(folder, monkeypatch):
     assert "expected a checkout" in told("bench", code=2)["error"]
 
 
+def test_compare_judges_each_method(folder):
+    (folder / "toy.py").write_text(TOY)
+    found = told("compare", "toy.py", "--method", "default", "--method", "ProjectedPenalty", "--figure", "found.png")
+    assert [row["status"] for row in found["methods"]] == ["converged", "refused"]
+    assert found["methods"][0]["certified"]
+    assert (folder / "found.png").stat().st_size > 0
+    call("compare", "toy.py", "--method", "IPOPT", code=2)
+
+
 def test_reproduce_delegates(folder, monkeypatch):
     from bilevax.experiments import __main__ as experiments
 

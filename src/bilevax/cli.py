@@ -33,10 +33,18 @@ from jaxtyping import PyTree
 
 from bilevax import _trees, demo, report
 from bilevax.certificate import Certificate, certify
+from bilevax.comparison import compare
 from bilevax.driver import solve
 from bilevax.problem import BilevelProblem
 from bilevax.problems.network_design import NetworkDesign
 from bilevax.solution import Solution, summarise
+from bilevax.solvers.bic_gaffa import BiCGAFFA
+from bilevax.solvers.blocc import BLOCC
+from bilevax.solvers.default import Default
+from bilevax.solvers.gam import GAM
+from bilevax.solvers.lv_hba import LVHBA
+from bilevax.solvers.projected_penalty import ProjectedPenalty
+from bilevax.solvers.sflcb import SFLCB
 
 app = typer.Typer(
     help="Bilevel optimisation with certified answers.",
@@ -47,6 +55,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+_METHODS = {
+    "default": Default,
+    "SFLCB": SFLCB,
+    "BLOCC": BLOCC,
+    "LVHBA": LVHBA,
+    "BiCGAFFA": BiCGAFFA,
+    "GAM": GAM,
+    "ProjectedPenalty": ProjectedPenalty,
+}
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 _Report = Annotated[
@@ -220,9 +238,52 @@ def design_network(
     output.end({"utility": utility, "links": links, "pairs": pairs, **_answer(solution)}, solution.success, page)
 
 
+@app.command("compare")
+def compare_methods(
+    file: _File,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", metavar="NAME", help=f"Any of {', '.join(_METHODS)}; repeat it.")
+    ] = None,
+    max_steps: _MaxSteps = None,
+    time_limit: _TimeLimit = 60.0,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw true Phi against time.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Run several methods on the problem of a Python file, each judged by its certificate.
+
+    The file defines `problem` and `x0`; a dictionary `solvers` in it, by name, takes the place of --method.
+
+    - `bilevax compare toy.py`
+    - `bilevax compare toy.py --method default --method BLOCC --time-limit 10 --figure methods.png`
+    """
+    with _Output(as_json, file) as output:
+        if figure is not None:
+            _writable(figure)
+        unknown = [name for name in methods or () if name not in _METHODS]
+        if unknown:
+            raise ValueError(f"--method: expected any of {', '.join(_METHODS)}, got {unknown[0]}.")
+        names = _load(file)
+        solvers = names.get("solvers") or {name: _METHODS[name]() for name in methods or ("default", "SFLCB")}
+        found = compare(
+            names["problem"],
+            names["x0"],
+            solvers,
+            points=20 if figure is not None else 0,
+            y0=names.get("y0"),
+            max_steps=max_steps,
+            time_limit=time_limit,
+        )
+        if figure is not None:
+            found.plot().savefig(figure, dpi=160)
+        output.say(str(found))
+    output.end({"methods": found.rows()}, any(row["certified"] for row in found.rows()))
+
+
 @app.command()
 def reproduce(
-    figure: Annotated[str, typer.Argument(help="toy, svm, networks, delta, seville (minutes), or all but the last.")],
+    figure: Annotated[
+        str, typer.Argument(help="toy, svm, methods, networks, delta, seville (minutes), or all but the last.")
+    ],
     folder: Annotated[Path, typer.Option("--output", metavar="DIR", help="For figures, numbers and settings.")] = Path(
         "reproduced"
     ),
