@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax import _parsing
+
 _LIBSVM_PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 
 
@@ -88,17 +90,17 @@ def libsvm(path: str | Path, *, n_features: int | None = None, sparse: bool = Fa
         words = line.split("#")[0].split()
         if not words:
             continue
-        labels.append(_number(words[0], path, number, "a label"))
+        labels.append(_parsing.number(words[0], path, number, "a label"))
         previous = 0
         for word in words[1:]:
             index, colon, value = word.partition(":")
             if not (colon and index.isdecimal() and int(index) > previous):
-                _refuse(path, number, f"index:value with an index above {previous}", word)
+                _parsing.refuse(path, number, f"index:value with an index above {previous}", word)
             if n_features is not None and int(index) > n_features:
-                _refuse(path, number, f"at most {n_features} features", word)
+                _parsing.refuse(path, number, f"at most {n_features} features", word)
             previous = int(index)
             columns.append(previous - 1)
-            values.append(_number(value, path, number, "index:value"))
+            values.append(_parsing.number(value, path, number, "index:value"))
         starts.append(len(columns))
     if not labels:
         raise ValueError(f"{path}: expected lines 'label index:value ...', found none.")
@@ -224,14 +226,3 @@ def _floats(numbers: Any, name: str) -> np.ndarray:
         return np.asarray(numbers, np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: expected numbers, got {type(numbers).__name__}: {error}.") from error
-
-
-def _number(word: str, path: Path, number: int, expected: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        _refuse(path, number, expected, word)
-
-
-def _refuse(path: Path, number: int, expected: str, came: str) -> NoReturn:
-    raise ValueError(f"{path}, line {number}: expected {expected}, got {came!r}.")

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
+
+from bilevax import _parsing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def read_network(path: str | Path) -> RoadNetwork:
         if line.startswith("<"):
             tag, _, value = line[1:].partition(">")
             if tag in _COUNTS:
-                tags[tag] = _integer(value.strip(), path, number, f"<{tag}> and a count")
+                tags[tag] = _parsing.integer(value.strip(), path, number, f"<{tag}> and a count")
         elif not line.startswith("~"):
             links.append(_link(line.split(";")[0].split(), path, number))
             _check_nodes(links[-1][:2], tags.get("NUMBER OF NODES"), path, number)
@@ -91,18 +92,18 @@ def read_trips(path: str | Path) -> Trips:
         if line.startswith(("<", "~")):
             continue
         if line.lower().startswith("origin"):
-            origin = _integer(line[len("origin") :].strip(), path, number, "Origin and a node number")
+            origin = _parsing.integer(line[len("origin") :].strip(), path, number, "Origin and a node number")
             continue
         if origin is None:
-            _refuse(path, number, "a line 'Origin ...' before the first trips", line)
+            _parsing.refuse(path, number, "a line 'Origin ...' before the first trips", line)
         for entry in filter(str.strip, line.split(";")):
             destination, colon, flow = entry.partition(":")
             if not colon:
-                _refuse(path, number, "entries 'destination : flow;'", entry.strip())
-            target = _integer(destination.strip(), path, number, "a destination's number before the colon")
-            demand = _number(flow.strip(), path, number, "a flow after the colon")
+                _parsing.refuse(path, number, "entries 'destination : flow;'", entry.strip())
+            target = _parsing.integer(destination.strip(), path, number, "a destination's number before the colon")
+            demand = _parsing.number(flow.strip(), path, number, "a flow after the colon")
             if not 0 <= demand < np.inf:
-                _refuse(path, number, "a flow that is not negative", flow.strip())
+                _parsing.refuse(path, number, "a flow that is not negative", flow.strip())
             if demand > 0 and target != origin:
                 trips.append((origin, target, demand))
     if not trips:
@@ -127,10 +128,10 @@ def read_coordinates(path: str | Path, nodes: int) -> np.ndarray:
         if line.startswith(("<", "~")) or words[:1] == ["Node"] or words[:1] == ["node"]:
             continue
         if len(words) != 3:
-            _refuse(path, number, "a node's number and two coordinates", line)
-        node = _integer(words[0], path, number, "a node's number")
+            _parsing.refuse(path, number, "a node's number and two coordinates", line)
+        node = _parsing.integer(words[0], path, number, "a node's number")
         _check_nodes((node,), nodes, path, number)
-        found[node - 1] = [_number(word, path, number, "a coordinate") for word in words[1:]]
+        found[node - 1] = [_parsing.number(word, path, number, "a coordinate") for word in words[1:]]
     missing = np.flatnonzero(np.isnan(found).any(axis=1))
     if missing.size:
         raise ValueError(f"{path}: expected coordinates of {nodes} nodes, found none of node {missing[0] + 1}.")
@@ -152,32 +153,16 @@ def _link(words: list[str], path: Path, number: int) -> tuple[float, ...]:
     expected = "ten numbers: init node, term node, capacity, length, free-flow time, b, power, speed, toll, type"
     if len(words) != 10:
         raise ValueError(f"{path}, line {number}: expected {expected}, got {len(words)}.")
-    ends = [_integer(word, path, number, "the numbers of a link's two nodes") for word in words[:2]]
-    rest = [_number(word, path, number, expected) for word in words[2:5]]
+    ends = [_parsing.integer(word, path, number, "the numbers of a link's two nodes") for word in words[:2]]
+    rest = [_parsing.number(word, path, number, expected) for word in words[2:5]]
     if not (np.isfinite(rest).all() and min(rest) >= 0):
-        _refuse(path, number, "a capacity, length and free-flow time that are not negative", " ".join(words[2:5]))
+        _parsing.refuse(
+            path, number, "a capacity, length and free-flow time that are not negative", " ".join(words[2:5])
+        )
     return (*ends, *rest)
 
 
 def _check_nodes(ends: tuple[float, ...], nodes: int | None, path: Path, number: int) -> None:
     for node in ends:
         if node < 1 or (nodes is not None and node > nodes):
-            _refuse(path, number, f"a node's number from 1 to {nodes or 'the number of nodes'}", f"{node:g}")
-
-
-def _integer(word: str, path: Path, number: int, expected: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        _refuse(path, number, expected, word)
-
-
-def _number(word: str, path: Path, number: int, expected: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        _refuse(path, number, expected, word)
-
-
-def _refuse(path: Path, number: int, expected: str, came: str) -> NoReturn:
-    raise ValueError(f"{path}, line {number}: expected {expected}, got {came!r}.")
+            _parsing.refuse(path, number, f"a node's number from 1 to {nodes or 'the number of nodes'}", f"{node:g}")
