@@ -168,7 +168,7 @@ def network(design: NetworkDesign, solution: Any, ax: "Axes | None" = None) -> "
     from matplotlib.collections import PolyCollection
 
     capacity, used, places, radius, shapes = lanes_of(design, solution)
-    lanes = PolyCollection(shapes, linewidths=0.3, edgecolors="black", zorder=1)
+    lanes = PolyCollection(shapes, linewidths=0.2, edgecolors="black", zorder=1)
     if used is None:
         lanes.set_facecolor(GREY)
     else:
@@ -180,7 +180,15 @@ def network(design: NetworkDesign, solution: Any, ax: "Axes | None" = None) -> "
     for place, name in zip(places, design.nodes, strict=True):
         ax.add_patch(_circle(place, radius if named else 0.4 * radius))
         if named:
-            ax.text(float(place[0]), float(place[1]), str(name), ha="center", va="center", fontsize=8, zorder=3)
+            ax.text(
+                float(place[0]),
+                float(place[1]),
+                str(name),
+                ha="center",
+                va="center",
+                fontsize=8 if len(places) <= 12 else 6.5,
+                zorder=3,
+            )
     ax.set_aspect("equal")
     ax.autoscale_view()
     ax.margins(0.05)
@@ -204,7 +212,7 @@ def lanes_of(
     places = _places(design)
     length = np.linalg.norm(places[design.head] - places[design.tail], axis=1)
     unit = min(np.median(length), 0.25 * np.linalg.norm(np.ptp(places, axis=0)))
-    radius, widest = 0.1 * unit, 0.09 * unit
+    radius, widest = 0.13 * unit, 0.1 * unit
     width = widest * np.maximum(capacity / max(capacity.max(), 1e-300), 0.03)
     shapes = [
         _lane(places[tail], places[head], size, radius)

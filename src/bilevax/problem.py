@@ -145,12 +145,12 @@ def validate(
     problem.y_set.check(y_like, "y_set")
     x_like = _trees.shapes(x0)
     with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
-        objectives = {"upper": problem.upper, "lower": problem.lower}
-        coupling, objectives, data = place((problem.coupling, objectives, problem.data), dtype)
+        parts = (problem.coupling, (problem.upper, problem.lower), problem.data)
+        coupling, objectives, data = place(parts, dtype)
         for index, part in enumerate(coupling):
             name = "coupling" if problem.single_coupling else f"coupling[{index}]"
             part.check(x_like, y_like, data, name)
-    for name, objective in objectives.items():
+    for name, objective in zip(("upper", "lower"), objectives, strict=True):
         _check_objective(name, objective, x_like, y_like, data)
     return x0, y_like, y0
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bilevax import plot
-from bilevax.experiments.networks import judged, read
+from bilevax.experiments.networks import judged, mark_missing, read
 from bilevax.experiments.report import TIME, Report, say
 from bilevax.experiments.trajectory import follow_search
 from bilevax.hyperobjective import Hyperobjective
@@ -52,13 +52,16 @@ _BUILT = 1e-3
 
 
 def _draw(design: NetworkDesign, solution: Solution, rows: list[dict[str, Any]]) -> "Figure":
-    figure, (way, map_) = plot.panels(2, width=6.4, height=5.4)
+    figure, (way, map_) = plot.panels(2, width=7.6, height=5.4)
     later = rows[1:]
-    way.plot(
-        [row[TIME] for row in later], [row["utility"] for row in later], ".-", color=plot.BLUE, label="true utility"
-    )
+    seconds = [row[TIME] for row in later]
+    reported = [row["reported"] for row in later]
+    way.plot(seconds, reported, "--", color=plot.ORANGE, label="the iteration's own f(x, y)")
+    way.plot(seconds, [row["utility"] for row in later], "o", color=plot.BLUE, label="true utility")
+    missing = [row[TIME] for row in later if np.isnan(row["utility"])]
+    mark_missing(way, missing, plot.BLUE, "no value, lower level infeasible or unproven")
     way.set(xlabel="time (s)", ylabel="operator's utility", title=f"{len(design.nodes)} nodes: default")
-    way.legend()
+    plot.legend_below(figure)
     plot.network(design, solution, map_)
     map_.set_title("The design")
     return figure
