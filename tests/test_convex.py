@@ -18,6 +18,7 @@ import bilevax
 from bilevax.convex import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import constraints_at, objective_at
+from shared_data import data_file
 
 INF = np.inf
 
@@ -548,11 +549,7 @@ def test_public_problems_from_their_solutions():
 
 def network_problem(name, capacity=None) -> tuple[Objective, Constraints, np.ndarray]:
     """Lower level of the network design problem: shares of the OD pairs first, then link flows per OD pair."""
-    folder = Path(os.environ.get("BILEVAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    path = folder / "networks" / f"{name}.json"
-    if not path.exists():
-        pytest.skip(f"{path} is missing; set BILEVAX_DATA to the folder with the data")
-    record = json.loads(path.read_text())
+    record = json.loads(data_file("networks", f"{name}.json").read_text())
     links, pairs = record["links"], record["od"]
     if capacity is None:
         capacity = np.array(record["x_start"])

@@ -16,7 +16,7 @@ from bilevax.datasets import diabetes, paper_splits, quadratic_features
 from bilevax.experiments import delta, methods, networks, seville, svm, toy
 from bilevax.experiments.__main__ import FIGURES, main
 from bilevax.experiments.report import TIME, Report
-from bilevax.experiments.trajectory import follow_steps, marks, sflcb_start
+from bilevax.experiments.trajectory import first_state, follow_steps, marks
 from bilevax.problems import NetworkDesign
 from shared_data import FOLDER, data_file
 
@@ -88,7 +88,7 @@ def test_files_numbers_and_exactness(name: str, tmp_path: Path) -> None:
 
 def test_trajectory_is_the_solver_itself() -> None:
     problem, solver, steps = bx.problems.toy(), bx.SFLCB(), 137
-    state = sflcb_start(problem, solver, 0.7, np.zeros(()))
+    state = first_state(problem, solver, 0.7, np.zeros(()))
     visits = list(follow_steps(problem, solver, state, marks(steps, 6)))
     with jax.enable_x64(True):
         result = bx.run(problem, 0.7, y0=0.0, solver=solver, rtol=0.0, atol=0.0, max_steps=steps)
@@ -101,7 +101,7 @@ def test_trajectory_is_the_solver_itself() -> None:
 
 
 def test_start_carries_the_multipliers() -> None:
-    state = sflcb_start(bx.problems.toy(), bx.SFLCB(), 0.7, np.zeros(()), (np.array([3.0]),))
+    state = first_state(bx.problems.toy(), bx.SFLCB(), 0.7, np.zeros(()), (np.array([3.0]),))
     assert float(state.u[0][0]) == float(state.v[0][0]) == 3.0
 
 

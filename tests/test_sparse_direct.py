@@ -1,8 +1,6 @@
 """The default on sparse matrices: exact derivatives, networks, large problems; and the best case."""
 
 import json
-import os
-from pathlib import Path
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -17,14 +15,12 @@ from bilevax.solvers.default.interior import InteriorLower
 from bilevax.solvers.default.joint_pieces import evaluate_jointly
 from bilevax.solvers.default.quadratic_program import UpperSet
 from bilevax.solvers.default.sparse_path import SparsePath
+from shared_data import data_file
 
 
 def network(name: str) -> tuple[bx.BilevelProblem, int, int]:
     """Return the design problem of a network of the data folder, its number of links and of variables in y."""
-    path = Path(os.environ.get("BILEVAX_DATA", Path(__file__).parents[2] / "shared" / "data")) / "networks" / name
-    if not path.exists():
-        pytest.skip(f"{path} is missing; set BILEVAX_DATA to the folder with the data")
-    record = json.loads(path.read_text())
+    record = json.loads(data_file("networks", name).read_text())
     links, pairs = record["links"], record["od"]
     column = lambda rows, key: np.array([row[key] for row in rows], float)
     nodes = {node: index for index, node in enumerate(sorted({link[end] for link in links for end in "ij"}))}

@@ -22,8 +22,8 @@ _FAILURES = {
     Outcome.NOT_CONVEX: Status.LOWER_NOT_CONVEX,
     Outcome.INACCURATE: Status.STALLED,
 }
-_LOWER_TOLERANCE = 1e-7
-_VALUE_TOLERANCE = 1e-6
+LOWER_TOLERANCE = 1e-7
+VALUE_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Certificate:
             self.failure is None
             and self.lower_feasible
             and np.isfinite(self.value)
-            and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= _LOWER_TOLERANCE
-            and self.x_infeasibility <= _LOWER_TOLERANCE
-            and self.value_spread <= _VALUE_TOLERANCE * (1 + abs(self.value))
+            and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= LOWER_TOLERANCE
+            and self.x_infeasibility <= LOWER_TOLERANCE
+            and self.value_spread <= VALUE_TOLERANCE * (1 + abs(self.value))
             and self.stationarity <= rtol
         )
 
@@ -152,14 +152,20 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
         return _certify(flat, x_flat, start, None if delta is None else float(delta))
 
 
+def proven(lower: ConvexSolution) -> bool:
+    """Return whether a lower-level answer may be relied on.
+
+    On the border of feasibility 1e-9 may be out of reach: what `Certificate.confirms` asks for will do.
+    """
+    accurate = lower.residual <= LOWER_TOLERANCE
+    return lower.outcome is Outcome.OPTIMAL or (lower.outcome is Outcome.INACCURATE and accurate)
+
+
 def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
     lower = solve_flat(flat, x_flat, start)
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
-    # On the border of feasibility 1e-9 may be out of reach: what `confirms` asks for will do.
-    solved = lower.outcome is Outcome.OPTIMAL or (
-        lower.outcome is Outcome.INACCURATE and lower.residual <= _LOWER_TOLERANCE
-    )
+    solved = proven(lower)
     value = flat.value("upper", x_flat, lower.y) if solved else (np.nan if feasible else np.inf)
     quality = measure(flat, x_flat, lower) if solved else _NOTHING
     return Certificate(

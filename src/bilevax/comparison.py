@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._tables import aligned
 from bilevax.driver import Progress, solve
 from bilevax.hyperobjective import Hyperobjective
 from bilevax.problem import BilevelProblem
@@ -128,11 +129,7 @@ class Comparison:
     def __str__(self) -> str:
         heads = {name: name.replace("_", " ") for name in _COLUMNS}
         lines = [list(heads.values()), *([_short(row[name]) for name in _COLUMNS] for row in self.rows())]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
-        return "\n".join([*table, *(contender.refusal for contender in self.contenders if contender.refusal)])
+        return "\n".join([aligned(lines), *(contender.refusal for contender in self.contenders if contender.refusal)])
 
     def plot(self) -> "Figure":
         """Draw true Phi against time: a line a method, dashed what it reports, a diamond where it is certified."""

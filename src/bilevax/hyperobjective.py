@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from bilevax import _trees
 from bilevax._threads import blas_threads
-from bilevax.certificate import _LOWER_TOLERANCE
+from bilevax.certificate import proven
 from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_flat
@@ -50,9 +50,7 @@ class Hyperobjective:
         flat, point = self._flat, _trees.flatten_host(x)
         with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
             lower = solve_flat(flat, point)
-        solved = lower.outcome is Outcome.OPTIMAL or (
-            lower.outcome is Outcome.INACCURATE and lower.residual <= _LOWER_TOLERANCE
-        )
+        solved = proven(lower)
         value = flat.value("upper", point, lower.y) if solved else np.nan
         return Evaluation(value, flat.y_tree(lower.y), lower.outcome, 0.0 if solved else float(lower.relaxation))
 

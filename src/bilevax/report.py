@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees, plot
-from bilevax.certificate import _LOWER_TOLERANCE, _VALUE_TOLERANCE, Certificate
+from bilevax.certificate import LOWER_TOLERANCE, VALUE_TOLERANCE, Certificate
 from bilevax.problem import BilevelProblem
 from bilevax.problems.network_design import NetworkDesign
 from bilevax.solution import Solution, summarise
@@ -89,7 +89,7 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         at_most(
             "lower-level infeasibility",
             certificate.lower_infeasibility,
-            _LOWER_TOLERANCE,
+            LOWER_TOLERANCE,
             "How far y violates the rows and Y, relative to their size."
             if certificate.lower_feasible
             else "The smallest uniform relaxation of the rows that would make the lower level feasible.",
@@ -97,16 +97,16 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         at_most(
             "lower-level stationarity",
             certificate.lower_stationarity,
-            _LOWER_TOLERANCE,
+            LOWER_TOLERANCE,
             "How far the forces on y are from balance at the minimiser of g, relative to their size.",
         ),
         at_most(
             "lower-level complementarity",
             certificate.lower_complementarity,
-            _LOWER_TOLERANCE,
+            LOWER_TOLERANCE,
             "How far rows that are not active are from having no multiplier.",
         ),
-        at_most("distance of x from X", certificate.x_infeasibility, _LOWER_TOLERANCE, "Relative to the size of x."),
+        at_most("distance of x from X", certificate.x_infeasibility, LOWER_TOLERANCE, "Relative to the size of x."),
         at_most(
             "stationarity of x",
             certificate.stationarity,
@@ -117,7 +117,7 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         at_most(
             "spread of the value",
             certificate.value_spread,
-            _VALUE_TOLERANCE * (1 + abs(certificate.value)) if np.isfinite(certificate.value) else _VALUE_TOLERANCE,
+            VALUE_TOLERANCE * (1 + abs(certificate.value)) if np.isfinite(certificate.value) else VALUE_TOLERANCE,
             "How far the upper objective moves over the lower level's minimisers; 0 where there is only one.",
         ),
         told(

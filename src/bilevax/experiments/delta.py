@@ -13,6 +13,7 @@ from bilevax.experiments.networks import (
     BEST_KNOWN,
     PUBLISHED,
     judged,
+    mark_best_known,
     mark_missing,
     published_capacities,
     read,
@@ -128,13 +129,7 @@ def _draw(rows: list[dict[str, Any]], deltas: Sequence[float], seeds: Sequence[i
     reported.set(ylabel="operator's utility", title="What SFLCB reports: f(x, z)")
     true.set(ylabel="operator's utility", title="What its designs are worth")
     for ax in (reported, true):
-        ax.axhline(
-            BEST_KNOWN[NODES],
-            color="black",
-            linestyle="--",
-            linewidth=0.8,
-            label="best known utility",
-        )
+        mark_best_known(ax, NODES)
         ax.set(xscale="log", xlabel="steps", ylim=(-2.0, 2.2))
     plot.legend_below(figure)
     return figure

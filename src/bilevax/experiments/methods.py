@@ -10,7 +10,7 @@ from bilevax import plot
 from bilevax.datasets import diabetes, paper_splits, quadratic_features
 from bilevax.experiments.report import TIME, Report, parameters, say
 from bilevax.experiments.svm import judged, start_of
-from bilevax.experiments.trajectory import Visit, follow_search, follow_steps, marks, sflcb_start
+from bilevax.experiments.trajectory import Visit, first_state, follow_search, follow_steps, marks
 from bilevax.hyperobjective import Hyperobjective
 from bilevax.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem
@@ -82,7 +82,7 @@ def _run(
         solution, visits = follow_search(problem, bounds, records, solver, max_steps=steps[method])
         return solution.success, visits
     lower = solve_lower_level(problem, bounds)
-    state = sflcb_start(problem, solver, bounds, lower.y, (lower.multipliers,) if method == "SFLCB" else None)
+    state = first_state(problem, solver, bounds, lower.y, (lower.multipliers,) if method == "SFLCB" else None)
     return False, follow_steps(problem, solver, state, marks(steps[method], records))
 
 

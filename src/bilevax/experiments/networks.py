@@ -11,7 +11,7 @@ from scipy.special import expit
 from bilevax import plot
 from bilevax.coupling import LinearCoupling
 from bilevax.experiments.report import TIME, Report, parameters, say
-from bilevax.experiments.trajectory import Visit, follow_search, follow_steps, marks, sflcb_start
+from bilevax.experiments.trajectory import Visit, first_state, follow_search, follow_steps, marks
 from bilevax.hyperobjective import Hyperobjective
 from bilevax.problem import BilevelProblem
 from bilevax.problems.network_design import NetworkDesign
@@ -90,7 +90,7 @@ def sflcb_visits(design: NetworkDesign, solver: SFLCB, seed: int, at: list[int])
     problem, capacities = published_problem(design), published_capacities(design, seed)
     flow, share = (np.zeros(problem.y_like[key].shape) for key in ("flow", "share"))
     y = {"flow": flow, "share": share + PUBLISHED_SHARE}
-    return list(follow_steps(problem, solver, sflcb_start(problem, solver, capacities, y), at))
+    return list(follow_steps(problem, solver, first_state(problem, solver, capacities, y), at))
 
 
 def judged(visit: Visit, design: NetworkDesign, exact: Hyperobjective) -> dict[str, Any]:
@@ -173,6 +173,11 @@ def mark_missing(ax: "Axes", across: list[float], colour: str, label: str) -> No
         ax.scatter(across, foot, marker="x", s=18, color=colour, transform=ax.get_xaxis_transform(), label=label)
 
 
+def mark_best_known(ax: "Axes", nodes: int) -> None:
+    """Draw the best utility that any design is known to earn."""
+    ax.axhline(BEST_KNOWN[nodes], color="black", linestyle="--", linewidth=0.8, label="best known utility")
+
+
 def _draw(rows: list[dict[str, Any]], nodes: Sequence[int]) -> "Figure":
     figure, axes = plot.panels(len(nodes), height=4.4)
     for ax, count in zip(axes, nodes, strict=True):
@@ -186,13 +191,7 @@ def _draw(rows: list[dict[str, Any]], nodes: Sequence[int]) -> "Figure":
             ax.plot(seconds, [row["utility"] for row in mine], ".-", color=colour, label=f"{method}: true utility")
             missing = [row[TIME] for row in mine if np.isnan(row["utility"])]
             mark_missing(ax, missing, colour, f"{method}: no value, lower level infeasible or unproven")
-        ax.axhline(
-            BEST_KNOWN[count],
-            color="black",
-            linestyle="--",
-            linewidth=0.8,
-            label="best known utility",
-        )
+        mark_best_known(ax, count)
         ax.set_ylim(bottom=_LOWEST_SHOWN[count])
         ax.set(xscale="log", xlabel="time (s)", ylabel="operator's utility", title=f"{count} nodes")
     plot.legend_below(figure)

@@ -4,14 +4,14 @@ import csv
 import dataclasses
 import importlib.metadata
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
+from bilevax import report
+from bilevax._tables import aligned
 from bilevax.solvers.base import AbstractSolver, HostSolver
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: The column that differs from run to run; all others are the same to the last digit.
 TIME = "seconds"
-
-_PACKAGES = ("bilevax", "jax", "equinox", "numpy", "scipy", "clarabel", "matplotlib")
 
 
 @dataclasses.dataclass
@@ -51,7 +49,8 @@ class Report:
     sentences: list[str]
 
     def __str__(self) -> str:
-        return f"{self.name}\n\n{_aligned(self.table)}\n\n" + "\n".join(self.sentences)
+        lines = [list(self.table[0]), *([_short(value) for value in row.values()] for row in self.table)]
+        return f"{self.name}\n\n{aligned(lines)}\n\n" + "\n".join(self.sentences)
 
     def write(self, folder: Path) -> list[Path]:
         """Write the figure (PNG, SVG), the numbers (CSV), the points x (NPZ), the settings (JSON) and the text.
@@ -71,7 +70,8 @@ class Report:
             writer.writeheader()
             writer.writerows({key: _text(value) for key, value in row.items()} for row in self.rows)
         np.savez_compressed(points, *(np.asarray(row["x"]) for row in self.rows))
-        settings.write_text(json.dumps(self.settings | {"versions": _versions()}, indent=2, default=_plain) + "\n")
+        versions = report.versions() | {"matplotlib": importlib.metadata.version("matplotlib")}
+        settings.write_text(json.dumps(self.settings | {"versions": versions}, indent=2, default=_plain) + "\n")
         text.write_text(f"{self}\n")
         return paths
 
@@ -84,24 +84,6 @@ def say(message: str) -> None:
 def parameters(solver: AbstractSolver | HostSolver) -> dict[str, Any]:
     """Return a solver's parameters by name."""
     return {name: np.asarray(value).item() for name, value in vars(solver).items()}
-
-
-def _versions() -> dict[str, str]:
-    found = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        **found,
-        "device": jax.default_backend(),
-    }
-
-
-def _aligned(table: list[dict[str, Any]]) -> str:
-    lines = [list(table[0]), *([_short(value) for value in row.values()] for row in table)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 def _short(value: Any) -> str:

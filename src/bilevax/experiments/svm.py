@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from bilevax import _trees, plot
 from bilevax.datasets import Dataset, Split, diabetes, paper_splits, quadratic_features
 from bilevax.experiments.report import TIME, Report, parameters, say
-from bilevax.experiments.trajectory import Visit, follow_search, follow_steps, marks, sflcb_start
+from bilevax.experiments.trajectory import Visit, first_state, follow_search, follow_steps, marks
 from bilevax.hyperobjective import Hyperobjective
 from bilevax.lower_level import solve_lower_level
 from bilevax.problems.svm import svm, svm_accuracy
@@ -34,7 +34,7 @@ def run(data: Path | None, splits: int = 10, steps: int = 10_000, records: int =
         optimum = global_optimum(split)
         # As published: from the exact lower-level answer with its multipliers.
         lower = solve_lower_level(problem, bounds)
-        state = sflcb_start(problem, solver, bounds, lower.y, (lower.multipliers,))
+        state = first_state(problem, solver, bounds, lower.y, (lower.multipliers,))
         solution, visits = follow_search(problem, bounds, records)
         for method, certified, points in (
             ("SFLCB", False, follow_steps(problem, solver, state, marks(steps, records))),

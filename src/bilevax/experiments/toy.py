@@ -8,7 +8,7 @@ import numpy as np
 from bilevax import plot
 from bilevax.driver import place_solver
 from bilevax.experiments.report import Report, parameters, say
-from bilevax.experiments.trajectory import sflcb_start
+from bilevax.experiments.trajectory import first_state
 from bilevax.hyperobjective import Hyperobjective
 from bilevax.multistart import multistart
 from bilevax.problem import place
@@ -68,7 +68,7 @@ def _sflcb(x: np.ndarray, y: np.ndarray, multipliers: np.ndarray, solver: SFLCB,
         problem, method = place(toy(), np.float64), place_solver(solver, np.float64)
 
         def end(x: Any, y: Any, multiplier: Any) -> Any:
-            state = sflcb_start(problem, method, x, y, (multiplier,))
+            state = first_state(problem, method, x, y, (multiplier,))
             return jax.lax.fori_loop(0, steps, lambda _, now: method.step(problem, now), state).x
 
         return np.asarray(jax.jit(jax.vmap(end))(x, y, multipliers[:, None]))  # one row

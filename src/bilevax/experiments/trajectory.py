@@ -33,7 +33,7 @@ def marks(steps: int, count: int = 30) -> list[int]:
     return [0, *np.unique(np.geomspace(max(1, steps // 1000), steps, count).round().astype(int)).tolist()]
 
 
-def sflcb_start(
+def first_state(
     problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree, multipliers: tuple[PyTree, ...] | None = None
 ) -> SFLCBState:
     """Return the state at (x, y), with z = y and u = v = ``multipliers``, 0 when absent."""

@@ -149,8 +149,8 @@ _EXACT = 1e-9
 
 def _residual(lower: InteriorLower, point: JointPoint) -> float:
     """Return how far the lower level's optimality conditions are from holding, relative to its scales."""
-    fixed = np.where(lower.fixed, 0.0, point.reduced / lower.pull)
-    off = point.y / lower.room - np.clip(point.y / lower.room - fixed, lower.low / lower.room, lower.high / lower.room)
+    y, low, high = (v / lower.room for v in (point.y, lower.low, lower.high))
+    off = y - np.clip(y - np.where(lower.fixed, 0.0, point.reduced / lower.pull), low, high)
     slack, force = point.slack / lower.room, point.force / lower.pull
     rows = np.where(lower.inequality, np.minimum(slack, force), slack)
     size = 1 + max(np.abs(point.x).max(initial=0.0) / lower.room, np.abs(force).max(initial=0.0))
