@@ -1,14 +1,21 @@
 import functools
+import hashlib
+import json
 import pathlib
 import subprocess
 import sys
 import textwrap
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevax as bx
 from bilevax import checkpoints
+from bilevax.problems import NetworkDesign
+from bilevax.problems.quadratic import random_quadratic
 from known import toy
 from test_driver import FOREVER, SOLVER, same_state
 
@@ -59,6 +66,212 @@ def test_checkpoint_of_a_float32_run(tmp_path):
         bx.solve(toy(), 0.7, solver=SOLVER, resume=path)
 
 
+# --- the default
+
+
+def quadratic():
+    """Dense, with inequality rows."""
+    return random_quadratic(8, 12, 8, upper="quadratic", seed=3, with_theta_bar=False)[0], np.zeros(8)
+
+
+def bent():
+    """Dense, g not quadratic: Hessians change from point to point."""
+    random = np.random.default_rng(0)
+    data = {"mixed": random.standard_normal((6, 3)), "target": random.standard_normal(6)}
+    problem = bx.BilevelProblem(
+        lambda x, y, data: jnp.sum(jnp.log1p((y - data["target"]) ** 2)) + jnp.sum(jnp.cos(x)),
+        lambda x, y, data: jnp.sum(jnp.cosh(y)) + y @ (data["mixed"] @ x),
+        bx.LinearCoupling(random.standard_normal((2, 6)), random.standard_normal((2, 3)), upper=0.1),
+        x_set=bx.Box(-1.0, 1.0),
+        y_set=bx.Box(-0.5, 0.5),
+        data=data,
+    )
+    return problem, np.full(3, 0.3)
+
+
+def network():
+    """Sparse: g is linear in the flows."""
+    design = NetworkDesign.from_arrays(
+        tail=["a", "b", "a", "c", "b", "c"],
+        head=["b", "a", "c", "a", "c", "b"],
+        time=[1.0, 1.0, 4.0, 4.0, 2.0, 2.0],
+        cost=[1.0, 1.0, 5.0, 5.0, 2.5, 2.5],
+        origin=["a", "b", "a", "b"],
+        destination=["b", "a", "c", "c"],
+        demand=[1.0, 1.0, 1.5, 1.0],
+        outside=[3.0, 3.0, 5.0, 4.0],
+        revenue=[2.0, 2.0, 9.0, 3.0],
+    )
+    return design.problem(), design.start()
+
+
+FIRST_ORDER = {"solver": bx.Default(variant="first-order")}
+CASES = {
+    "toy": (lambda: (toy(), 1.5), {}),
+    "quadratic": (quadratic, {}),
+    "bent": (bent, {}),
+    "network": (network, {}),
+    "toy, first-order": (lambda: (toy(), 1.5), FIRST_ORDER),
+    "bent, first-order": (bent, FIRST_ORDER),
+}
+
+
+def same_answer(a, b):
+    assert a.status is b.status
+    assert a.value == b.value
+    assert {**a.stats, "time": 0.0} == {**b.stats, "time": 0.0}
+    for left, right in zip(jax.tree.leaves((a.x, a.y)), jax.tree.leaves((b.x, b.y)), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def in_slices(path, every, problem, x0, **settings):
+    """Solve by one run after another, each stopped ``every`` steps beyond the last one and resumed by the next."""
+    stop, resume, firsts = every, None, []
+    while True:
+        solution = bx.solve(
+            problem,
+            x0,
+            callback=lambda progress, stop=stop: progress.steps >= stop,
+            checkpoint=path,
+            resume=resume,
+            **settings,
+        )
+        firsts.append(int(solution.history["step"][0]))
+        if solution.history["phase"][-1] == "answer":
+            return solution, firsts
+        stop, resume, settings = stop + every, path, {key: settings[key] for key in settings if key != "warm_start"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path):
+    make, settings = CASES[case]
+    problem, x0 = make()
+    whole = bx.solve(problem, x0, **settings)
+    assert {"smooth descent", "exact descent"} <= set(whole.history["phase"])
+    for every in (2, 7):
+        sliced, firsts = in_slices(tmp_path / f"{every}.ckpt", every, problem, x0, **settings)
+        same_answer(sliced, whole)
+        assert firsts == sorted(firsts)
+        assert len(set(firsts)) >= 3 or every > 2  # what is finished is not done again
+
+
+def test_a_warm_start_resumed_bit_for_bit(tmp_path):
+    for make in (quadratic, network):
+        problem, x0 = make()
+        earlier = bx.solve(problem, x0, rtol=1e-2)
+        whole = bx.solve(problem, x0, warm_start=earlier)
+        sliced, firsts = in_slices(tmp_path / "run.ckpt", 1, problem, x0, warm_start=earlier)
+        same_answer(sliced, whole)
+        assert len(firsts) > 1
+
+
+KILLED_DEFAULT = textwrap.dedent(
+    """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    import bilevax as bx
+    from test_checkpoints import CASES
+
+    make, settings = CASES[{case!r}]
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    written, fsync = [], os.fsync
+
+    def while_writing(file):
+        written.append(fsync(file))
+        if len(written) == {write}:
+            kill()
+
+    os.fsync = while_writing
+    callback = lambda progress: progress.steps >= {step} and kill()
+    bx.solve(*make(), checkpoint={path!r}, callback=callback, **settings)
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "step", "write"),
+    [
+        ("quadratic", 0, 99),
+        ("quadratic", 12, 99),
+        ("quadratic", 99, 5),
+        ("network", 20, 99),
+        ("bent, first-order", 99, 3),
+    ],
+)
+def test_the_default_killed_and_resumed_bit_for_bit(case, step, write, tmp_path):
+    path = tmp_path / "run.ckpt"
+    tests = str(pathlib.Path(__file__).parent)
+    code = KILLED_DEFAULT.format(tests=tests, case=case, path=str(path), step=step, write=write)
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert killed.returncode == -9, killed.stderr
+    make, settings = CASES[case]
+    problem, x0 = make()
+    resumed, whole = (bx.solve(problem, x0, **settings, **more) for more in ({"resume": path}, {}))
+    same_answer(resumed, whole)
+    assert (resumed.history["step"][0] > 0) == (step > 0)
+
+
+@pytest.fixture(scope="module")
+def written_by_the_default(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoints") / "run.ckpt"
+    bx.solve(toy(), 1.5, checkpoint=path)
+    return path
+
+
+def test_a_finished_run_resumed_is_the_same_answer(written_by_the_default):
+    whole, resumed = bx.solve(toy(), 1.5), bx.solve(toy(), 1.5, resume=written_by_the_default)
+    same_answer(resumed, whole)
+    assert list(resumed.history["phase"]) == ["answer"]
+
+
+def test_other_runs_of_the_default_are_refused(written_by_the_default):
+    for problem, change, other in (
+        (toy(upper=0.1), {}, "problem"),
+        (toy(), FIRST_ORDER, "settings"),
+        (toy(), {"solver": SOLVER}, "solver"),
+        (toy(), {"rtol": 1e-3}, "rtol"),
+    ):
+        with pytest.raises(ValueError, match=f"was written for another {other}: expected .*, got"):
+            bx.solve(problem, 1.5, resume=written_by_the_default, **change)
+
+
+def test_a_method_that_keeps_no_diary_says_so(tmp_path):
+    for change in ({"checkpoint": tmp_path / "run.ckpt"}, {"resume": tmp_path / "run.ckpt"}):
+        with pytest.raises(ValueError, match=r"expected the default or a compiled solver such as SFLCB.*, got GAM"):
+            bx.solve(toy(), 0.7, solver=bx.GAM(), **change)
+
+
+def with_header(data, **change):
+    """Return a checkpoint with another first line, and a fingerprint that fits."""
+    header, rest = data[:-32].split(b"\n", 1)
+    data = json.dumps({**json.loads(header), **change}).encode() + b"\n" + rest
+    return data + hashlib.sha256(data).digest()
+
+
+@pytest.mark.parametrize("change", [{"version": "0.0.9"}, {"format": 1}], ids=str)
+@pytest.mark.parametrize("solver", [None, SOLVER], ids=["default", "SFLCB"])
+def test_checkpoints_of_another_version_are_refused(written, written_by_the_default, tmp_path, solver, change):
+    path, original = tmp_path / "old.ckpt", written_by_the_default if solver is None else written
+    path.write_bytes(with_header(original.read_bytes()))
+    assert bx.solve(toy(), 1.5, solver=solver, resume=path).stats["steps"] > 0
+    path.write_bytes(with_header(original.read_bytes(), **change))
+    ((key, value),) = change.items()
+    with pytest.raises(ValueError, match=f"old.ckpt was written for another {key}: expected .*, got {value}"):
+        bx.solve(toy(), 1.5, solver=solver, resume=path)
+
+
+def test_a_checkpoint_names_no_class_but_our_own(written_by_the_default, tmp_path):
+    path = tmp_path / "run.ckpt"
+    ours, foreign = b'["bilevax.solvers.default.lower", "LowerPoint"]', b'["subprocess", "Popen"]'
+    data = written_by_the_default.read_bytes()[:-32].replace(ours, foreign)
+    path.write_bytes(data + hashlib.sha256(data).digest())
+    with pytest.raises(ValueError, match=r"expected a record of bilevax, got subprocess.Popen"):
+        bx.solve(toy(), 1.5, resume=path)
+
+
+# --- refusals
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("checkpoints") / "run.ckpt"
@@ -80,6 +293,13 @@ def test_checkpoints_of_something_else_are_refused(written):
         bx.solve(toy(), 0.7, solver=bx.SFLCB(delta=0.2), resume=written)
 
 
+_FACTOR = 2.0
+
+
+def beside_itself(x):
+    return _FACTOR * x
+
+
 def test_numbers_inside_functions_belong_to_the_problem():
     """Constants, closures, defaults and partials: each makes another problem, though the byte code is the same."""
     digest = checkpoints._digest
@@ -89,6 +309,9 @@ def test_numbers_inside_functions_belong_to_the_problem():
     assert digest(lambda x: x + 1.0) != digest(lambda x: x + 2.0)
     assert digest(lambda x, k=1.0: x + k) != digest(lambda x, k=2.0: x + k)
     assert digest(functools.partial(max, 1.0)) != digest(functools.partial(max, 2.0))
+    assert digest(bx.Default()) != digest(bx.Default(variant="first-order"))
+    other, same = (types.FunctionType(beside_itself.__code__, {"_FACTOR": number}) for number in (3.0, _FACTOR))
+    assert digest(beside_itself) == digest(same) != digest(other)
     array = np.arange(3.0)
     inner = lambda x: x + array
     first = digest(lambda x: inner(x))
@@ -107,13 +330,15 @@ def test_numbers_inside_functions_belong_to_the_problem():
         pytest.param(lambda data: data[:-5], id="truncated"),
         pytest.param(lambda data: data[: len(data) // 2], id="half"),
         pytest.param(lambda data: data[: data.index(b"\n") + 1] + b"x" * 400, id="garbage after the header"),
+        pytest.param(lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:], id="one bit flipped"),
     ],
 )
-def test_broken_checkpoints_are_refused(written, tmp_path, content):
+@pytest.mark.parametrize("solver", [None, SOLVER], ids=["default", "SFLCB"])
+def test_broken_checkpoints_are_refused(written, written_by_the_default, tmp_path, solver, content):
     path = tmp_path / "broken.ckpt"
-    path.write_bytes(content(written.read_bytes()))
+    path.write_bytes(content((written_by_the_default if solver is None else written).read_bytes()))
     with pytest.raises(ValueError, match=r"resume: .*broken.ckpt is no complete checkpoint"):
-        bx.solve(toy(), 0.7, solver=SOLVER, resume=path)
+        bx.solve(toy(), 0.7, solver=solver, resume=path)
 
 
 def test_an_unwritable_folder_is_a_warning(tmp_path):

@@ -122,7 +122,7 @@ def solve_file(
     rtol: _Rtol = 1e-6,
     max_steps: _MaxSteps = None,
     time_limit: _TimeLimit = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Write the run's state here (compiled solvers).")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Write the run's state here, to go on after a stop.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from this checkpoint.")] = None,
     page: _Report = None,
     as_json: _Json = False,

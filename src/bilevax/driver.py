@@ -5,7 +5,6 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
-import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -17,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from bilevax import _trees, checkpoints
+from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline
 from bilevax.certificate import Certificate, certify
+from bilevax.checkpoints import Checkpoint
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solution import Solution, Status
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import AbstractSolver, HostSolver, Snapshot
 from bilevax.solvers.default import Default
+from bilevax.solvers.diary import Diary
 
 # An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
 _DIVERGENCE_FACTOR = 1e12
@@ -102,7 +103,8 @@ def solve(
     progress
         Whether to show a live line; by default only where standard error is a terminal.
     checkpoint, resume
-        Paths: where to write the state between chunks, and from which file to go on, to the same answer bit for bit.
+        Paths: where to write the state on the way, and from which file to go on, to the same answer bit for bit. A
+        compiled solver writes it between chunks, the default after each of its phases.
     warm_start
         A previous `Solution` of a problem of the same shapes, to go on from its state.
     throw
@@ -129,17 +131,19 @@ def solve(
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
         limit = method.default_max_steps if max_steps is None else int(max_steps)
         watch = Watch(began, limit, time_limit, callback, progress)
+        # A search looks at rtol all the way; a compiled loop only to stop.
+        settings = {"rtol": rtol} if isinstance(method, HostSolver) else {}
+        files = [path and Checkpoint(path, problem, method, **settings) for path in (checkpoint, resume)]
         if isinstance(method, HostSolver):
-            if checkpoint is not None or resume is not None:
+            if any(files) and not method.keeps_diary:
                 raise ValueError(
-                    f"checkpoint, resume: expected a compiled solver such as SFLCB(...), got {type(method).__name__}."
+                    "checkpoint, resume: expected the default or a compiled solver such as SFLCB(...), got "
+                    f"{type(method).__name__}."
                 )
-            ending = search(problem, method, x, y_like, y, warm_start, rtol, watch)
+            ending = search(problem, method, x, y_like, y, warm_start, rtol, watch, *files)
         else:
             method.check(problem, x, y_like)
-            save = None if checkpoint is None else lambda loop: checkpoints.save(checkpoint, loop, problem, solver)
-            load = None if resume is None else lambda loop: checkpoints.load(resume, loop, problem, solver)
-            ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, load, save)
+            ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
         # A lower-level iterate that is not finite is no help, but still tells the structure of y.
         y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), ending.y)
         certificate = certify(problem, ending.x, y, delta=getattr(method, "delta", None))
@@ -324,26 +328,26 @@ def _iterate(
     atol: float,
     dtype: Any,
     watch: Watch,
-    load: Callable[[_Loop], _Loop] | None,
-    save: Callable[[_Loop], None] | None,
+    checkpoint: Checkpoint | None,
+    resume: Checkpoint | None,
 ) -> Ending:
     """Run a compiled solver in chunks of about a quarter of a second until something ends the run."""
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     # As arrays they are traced: another tolerance or limit compiles nothing.
     tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
     loop = _start(problem, placed, method, placed.x_set.project(x), y_like, y, warm_start, *tolerances, dtype)
-    if load is not None:
-        stored = load(loop)
+    if resume is not None:
+        stored = resume.load_like(loop)
         # The tolerances may be new ones: only the test is done again, the rest of the run's record stays.
         loop = stored._replace(converged=_look(placed, method, stored.state, *tolerances).converged)
-    chunk = method.check_every if watch.attentive or save is not None else watch.limit
+    chunk = method.check_every if watch.attentive or checkpoint is not None else watch.limit
     try:
         while not (watch.look(int(loop.steps), *_point_and_numbers(method, loop)) or loop.converged or loop.diverged):
             tick = time.monotonic()
             stop = min(watch.limit, int(loop.steps) + chunk)
             loop = jax.block_until_ready(_advance(placed, method, loop, jnp.asarray(stop), *tolerances))
-            if save is not None:
-                save(loop)
+            if checkpoint is not None:
+                checkpoint.save(jax.tree.leaves(loop))
             taken = time.monotonic() - tick
             if taken < 0.1:
                 chunk *= 2
@@ -372,24 +376,37 @@ def search(
     warm_start: Any,
     rtol: float,
     watch: Watch,
+    checkpoint: Checkpoint | None = None,
+    resume: Checkpoint | None = None,
 ) -> Ending:
     """Run a search on the host, a look after each of its steps."""
     multipliers = None
     if warm_start is not None:
         x, y, multipliers = warm_start.x, warm_start.y, _trees.flatten_host(warm_start.multipliers)
     flat = FlatProblem(problem, x, y_like)
-    guess = None if y is None else _trees.flatten_host(y)
-    snapshots = solver.search(flat, _trees.flatten_host(x), guess, rtol, multipliers)
-    best, steps, sweeps = next(snapshots), 0, None
+    start = _trees.flatten_host(x), None if y is None else _trees.flatten_host(y), multipliers
+    best = last = Snapshot(start[0], np.zeros(flat.n_y) if start[1] is None else start[1], "start", np.inf, exact=False)
+    count, written = 0, None
+    if resume is not None:
+        start, best, count, written = resume.load()
+
+    def keep(contents: Callable[[], dict[str, Any]]) -> None:
+        if checkpoint is not None:
+            checkpoint.save((start, best, count, contents()))
+
+    diary = Diary(written, keep)
+    keep(diary.contents)
+    guess = start[0], start[1], rtol, start[2]
     try:
         with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
-            for steps, snapshot in enumerate(itertools.chain([best], snapshots)):
-                if snapshot.replaces(best):
-                    best = snapshot
-                numbers = {"phase": snapshot.phase, "upper": snapshot.value}
-                if snapshot.sweeps is not None:
-                    numbers["sweeps"] = sweeps = snapshot.sweeps
-                if watch.look(steps, flat.x_tree(snapshot.x), flat.y_tree(snapshot.y), numbers):
+            for last in solver.search(flat, *guess, diary):
+                count += 1
+                if last.replaces(best):
+                    best = last
+                numbers = {"phase": last.phase, "upper": last.value}
+                if last.sweeps is not None:
+                    numbers["sweeps"] = last.sweeps
+                if watch.look(count - 1, flat.x_tree(last.x), flat.y_tree(last.y), numbers):
                     break
     except KeyboardInterrupt:
         watch.ended = Status.INTERRUPTED
@@ -401,8 +418,8 @@ def search(
     return Ending(
         x=flat.x_tree(best.x),
         y=flat.y_tree(best.y),
-        steps=steps,
-        sweeps=sweeps,
+        steps=max(count - 1, 0),
+        sweeps=last.sweeps,
         converged=best.converged,
         failure=None if best.converged or watch.ended is not None else Status.STALLED,
     )

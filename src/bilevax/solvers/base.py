@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem
+from bilevax.solvers.diary import Diary
 
 
 class ProblemRefused(ValueError):
@@ -81,6 +82,7 @@ class HostSolver(abc.ABC):
     """A method that solves lower levels exactly and so runs on the host: a generator of snapshots."""
 
     default_max_steps: ClassVar[int]
+    keeps_diary: ClassVar[bool] = False
 
     @abc.abstractmethod
     def search(
@@ -90,8 +92,10 @@ class HostSolver(abc.ABC):
         y0: np.ndarray | None,
         rtol: float,
         multipliers: np.ndarray | None = None,
+        diary: Diary | None = None,
     ) -> Iterator[Snapshot]:
         """Yield a snapshot after each step, first of all the start; the answer is the best one, or the final one.
 
-        With the coupled rows' ``multipliers`` the start is an earlier answer, perhaps of other data.
+        With the coupled rows' ``multipliers`` the start is an earlier answer, perhaps of other data. With the diary of
+        an earlier run from the same start, go on behind its entries: what they have shown is not shown again.
         """

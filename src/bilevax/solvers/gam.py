@@ -14,6 +14,7 @@ from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, mini
 from bilevax.derivatives import FlatProblem
 from bilevax.lower_level import solve_flat
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
+from bilevax.solvers.diary import Diary
 from bilevax.solvers.parameters import FRACTION, POSITIVE, assign
 from bilevax.stationarity.pieces import eliminate
 from bilevax.stationarity.point import derivatives, normals_of_x
@@ -96,6 +97,7 @@ class GAM(HostSolver):
         y0: np.ndarray | None,
         rtol: float,
         multipliers: np.ndarray | None = None,
+        diary: Diary | None = None,
     ) -> Iterator[Snapshot]:
         with blas_threads(max(flat.n_x, flat.n_y)):
             yield from self._descend(flat, _project(flat, x0), y0, rtol)

@@ -15,7 +15,7 @@ over the last sweeps, with the plain sweep to fall back on, makes it a Krylov me
 
 import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -399,6 +399,12 @@ def _largest(apply: Any, start: Array, accuracy: float, most: int) -> Array:
 
 class PairOracle:
     """The smoothed objective by sweeps, each started from the last answer."""
+
+    # What sweeps change on the way, besides the points they return.
+    learns: ClassVar[tuple[str, ...]] = (
+        *("sweeps", "memory", "ratio", "gradient_scale", "known_size"),
+        *("balance", "longest", "shortened", "tau", "sigma", "norm"),
+    )
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray):
         self.flat, self.upper, self.x, self.sweeps = flat, upper, x, 0

@@ -6,12 +6,13 @@ operators.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from bilevax.solvers.default.quadratic_program import UpperSet
+from bilevax.solvers.diary import Diary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,43 +67,62 @@ class Oracle(Protocol):
 
 
 class Followed(NamedTuple):
-    """A point on the way; ``last`` of its stage or not."""
+    """A point on the way: a step just made, or where a stage has come to, once it ``ended`` with its smoothing done."""
 
     point: SmoothPoint
-    last: bool
+    is_step: bool
+    ended: bool = False
+
+
+class Stage(NamedTuple):
+    """What a stage came to: the point it ``reached``, and from where and with what smoothing to go on, if at all."""
+
+    reached: SmoothPoint | None
+    start: SmoothPoint | None
+    smoothing: Any = None
+    ended: bool = False
 
 
 Descent = Callable[[Any, UpperSet, SmoothPoint], Iterator[SmoothPoint]]
 
 
-def follow(oracle: Oracle, upper: UpperSet, stages: int, descent: Descent | None = None) -> Iterator[Followed]:
-    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage."""
-    descent = smooth_descent if descent is None else descent
+def follow(
+    oracle: Oracle, upper: UpperSet, stages: int, diary: Diary, descent: Descent | None = None
+) -> Iterator[Followed]:
+    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage; each stage is a phase of the diary."""
+    stage, ended = diary.once("stage 0", lambda: _first_stage(oracle)), 0
+    for number in range(1, 3 * stages + 1):
+        if stage.start is None or ended == stages:
+            return
+        stage = yield from diary.phase(f"stage {number}", _stage(oracle, upper, stage, descent or smooth_descent))
+        ended += stage.ended
+        if stage.reached is not None:
+            yield Followed(stage.reached, is_step=False, ended=stage.ended)
+
+
+def _first_stage(oracle: Oracle) -> Stage:
     point = oracle.begin()
+    smoothing = None if point is None else dataclasses.replace(point.smoothing, kappa=oracle.price(point))
+    return Stage(None, point, smoothing)
+
+
+def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> Generator[Followed, None, Stage]:
+    """Descend with the smoothing at hand, and tell where to go on and with what smoothing."""
+    assert stage.start is not None
+    point = oracle.evaluate(stage.start.x, stage.smoothing, stage.start)
     if point is None:
-        return
-    smoothing = dataclasses.replace(point.smoothing, kappa=oracle.price(point))
-    stage = 0
-    for _ in range(3 * stages):
-        point = oracle.evaluate(point.x, smoothing, point)
-        if point is None:
-            return
-        for step in descent(oracle, upper, point):
-            yield Followed(step, last=False)
-            point = step
-        stiff = oracle.tighten(point)
-        if stiff is None:
-            return
-        if stiff.force.max(initial=0.0) > 3 * point.force.max(initial=0.0):
-            # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
-            kappa = max(5 * point.smoothing.kappa, oracle.price(point))
-            smoothing = dataclasses.replace(point.smoothing, kappa=kappa)
-            continue
-        stage += 1
-        yield Followed(point, last=True)
-        if stage == stages:
-            return
-        point, smoothing = oracle.advance(point, stiff)
+        return Stage(None, None)
+    for step in descent(oracle, upper, point):
+        yield Followed(step, is_step=True)
+        point = step
+    stiff = oracle.tighten(point)
+    if stiff is None:
+        return Stage(point, None)
+    if stiff.force.max(initial=0.0) > 3 * point.force.max(initial=0.0):
+        # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
+        kappa = max(5 * point.smoothing.kappa, oracle.price(point))
+        return Stage(point, point, dataclasses.replace(point.smoothing, kappa=kappa))
+    return Stage(point, *oracle.advance(point, stiff), ended=True)
 
 
 class History:

@@ -10,7 +10,8 @@ The work is done by dense matrices in the space of the rows, by sparse ones in t
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Generator, Iterator
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -23,14 +24,15 @@ from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.first_order import PairOracle
 from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_pieces import evaluate_from, evaluate_jointly, joint_descent
+from bilevax.solvers.default.joint_pieces import JointPoint, evaluate_from, evaluate_jointly, joint_descent
 from bilevax.solvers.default.lower import LowerModel
 from bilevax.solvers.default.newton import newton_descent
 from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
-from bilevax.solvers.default.relaxation import best_case, joint_rows
+from bilevax.solvers.default.relaxation import BestCase, best_case, joint_rows
 from bilevax.solvers.default.smoothing import SmoothPoint, follow, smooth_descent
 from bilevax.solvers.default.sparse_path import SparsePath
+from bilevax.solvers.diary import Diary
 
 Variant = Literal["auto", "direct", "first-order"]
 
@@ -53,6 +55,7 @@ class Default(HostSolver):
     variant: Variant = "auto"
     default_max_steps: ClassVar[int] = 2000
     stages: ClassVar[int] = 6
+    keeps_diary: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.variant not in get_args(Variant):
@@ -65,11 +68,14 @@ class Default(HostSolver):
         y0: np.ndarray | None,
         rtol: float,
         multipliers: np.ndarray | None = None,
+        diary: Diary | None = None,
     ) -> Iterator[Snapshot]:
         """Yield a snapshot after each step; the last one is the answer.
 
         An earlier answer, known by its ``multipliers``, skips the smoothing: they tell which rows are active.
         """
+        diary = Diary() if diary is None else diary
+        diary.learner(lambda: flat, "_patterns")  # a Hessian seen once is used again while it holds
         rows = _trees.size(flat.row_shapes)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
         upper, dense = UpperSet(flat.x_rows), size <= _LARGEST and not flat.y_rows.balls
@@ -77,9 +83,9 @@ class Default(HostSolver):
         direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(size):
             if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
-                yield from self._sparse(InteriorLower(flat), upper, x, y, rtol, multipliers)
+                yield from self._sparse(flat, upper, x, y, rtol, multipliers, diary)
             elif direct and dense:
-                yield from self._dense(LowerModel(flat), upper, x, y, rtol, multipliers)
+                yield from self._dense(flat, upper, x, y, rtol, multipliers, diary)
             elif self.variant == "direct":
                 raise ProblemRefused(
                     f"variant: direct expects no Ball in Y and at most {_LARGEST} variables and rows, or more of "
@@ -87,122 +93,110 @@ class Default(HostSolver):
                     "Leave the variant to auto."
                 )
             else:
-                yield from self._first_order(flat, LowerModel(flat) if dense else None, upper, x, y, rtol)
+                yield from self._first_order(flat, dense, upper, x, y, rtol, diary)
 
     def _dense(
         self,
-        model: LowerModel,
+        flat: FlatProblem,
         upper: UpperSet,
         x: np.ndarray,
         y: np.ndarray,
         rtol: float,
         multipliers: np.ndarray | None,
+        diary: Diary,
     ) -> Iterator[Snapshot]:
+        model = diary.learner(lambda: LowerModel(flat), "lift")
         held = None if multipliers is None else model.pressed(y, multipliers)
-        start = _feasible_start(model, upper, x, y, held)
+        start = yield from diary.phase("start", _arrive(model, upper, x, y, held))
         if start is None:
-            yield Snapshot(x, y, "start", np.inf, final=True)
+            yield Snapshot(x, y, "answer", np.inf, final=True)
             return
-        yield _snapshot(start, "start")
-        best, converged, basins = start, False, [start]
+        basins = {"start": start}
         if multipliers is None:
-            ideal = best_case(model.flat, start.lower.x, start.lower.y)
-            landed = None if ideal is None else _feasible_start(model, upper, ideal.x, ideal.y)
+            ideal, landed = diary.once("best case", lambda: _best_case(model, upper, start))
             if ideal is not None and landed is not None and ideal.promises(landed.value):
                 yield _snapshot(landed, "best case")._replace(final=True, converged=True)
                 return
-            basins = self._basins(model, upper, start, landed)
-        for basin in basins:
-            if isinstance(basin, SmoothPoint):
-                yield Snapshot(basin.x, basin.y, "smooth descent", basin.value, exact=False)
-                continue
-            point, finished = basin, False
-            for step in exact_descent(model, upper, basin, rtol):
-                point, finished = step
-                yield _snapshot(point, "exact descent")
-            if (finished, -point.value) > (converged, -best.value):
-                best, converged = point, finished
+            smooth = None
+            if model.rows.inequality.any():
+                path = diary.learner(lambda: CentralPath(model, _whole(model, start).lower), "force")
+                for step in follow(path, upper, self.stages, diary):
+                    smooth = step.point
+                    if step.is_step:
+                        yield Snapshot(smooth.x, smooth.y, "smooth descent", smooth.value, exact=False)
+            end = diary.once("smooth descent", lambda: _land(model, upper, smooth, start.lower.x))
+            basins = {"smooth descent": end, "start": start, "best case": landed}
+        best, converged = start, False
+        for name, basin in basins.items():
+            if basin is not None:
+                descent = _descend(model, upper, basin, rtol)
+                point, finished = yield from diary.phase(f"exact descent from {name}", descent)
+                if (finished, -point.value) > (converged, -best.value):
+                    best, converged = point, finished
         yield _snapshot(best, "answer")._replace(final=True, converged=converged)
-
-    def _basins(
-        self, model: LowerModel, upper: UpperSet, start: Evaluated, best_case: Evaluated | None
-    ) -> Iterator[SmoothPoint | Evaluated]:
-        """Yield smooth points on the way, and exact points from which exact descent should go on."""
-        end = None
-        if model.rows.inequality.any():
-            for step in follow(CentralPath(model, start.lower), upper, self.stages):
-                if not step.last:
-                    end = step.point
-                    yield end
-        if end is not None:
-            landed = _feasible_start(model, upper, end.x, end.y)
-            if landed is not None:
-                yield landed
-        yield start
-        if best_case is not None:
-            yield best_case
 
     def _sparse(
         self,
-        lower: InteriorLower,
+        flat: FlatProblem,
         upper: UpperSet,
         x: np.ndarray,
         y: np.ndarray,
         rtol: float,
         multipliers: np.ndarray | None,
+        diary: Diary,
     ) -> Iterator[Snapshot]:
         """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
-        yield Snapshot(x, y, "start", np.inf, exact=False)
+        if diary.empty:
+            yield Snapshot(x, y, "start", np.inf, exact=False)
+        lower = diary.learner(lambda: InteriorLower(flat), "pull")
+        smooth = x
         if multipliers is None:
+            path = diary.learner(lambda: SparsePath(lower, x, y))
             descent = newton_descent if len(x) <= _FEW else smooth_descent
-            for step, _ in follow(SparsePath(lower, x, y), upper, self.stages - 1, descent):
-                yield Snapshot(step.x, step.y, "smooth descent", step.value, exact=False)
-                x = step.x
-        point = None if multipliers is None else evaluate_from(lower, upper, x, y, lower.forces(multipliers))
-        if point is None:
-            nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
-            point = None if nearest is None else evaluate_jointly(lower, upper, upper.project(nearest[0]))
-            if point is None:
-                x, y = (x, y) if nearest is None else (upper.project(nearest[0]), nearest[1])
-                yield Snapshot(x, y, "answer", np.inf, final=True)
-                return
-        yield Snapshot(point.x, point.y, "exact descent", point.value)
-        for step in joint_descent(lower, upper, point, rtol):
-            point = step
-            yield Snapshot(point.x, point.y, "exact descent", point.value)
+            for step in follow(path, upper, self.stages - 1, diary, descent):
+                smooth = step.point.x
+                if step.is_step:
+                    yield Snapshot(smooth, step.point.y, "smooth descent", step.point.value, exact=False)
+        landed = diary.once("landing", lambda: _land_jointly(lower, upper, smooth, y, multipliers))
+        if not isinstance(landed, JointPoint):
+            yield Snapshot(*landed, "answer", np.inf, final=True)
+            return
+        point = yield from diary.phase("exact descent", _descend_jointly(lower, upper, landed, rtol))
         yield Snapshot(point.x, point.y, "answer", point.value, final=True)
 
     def _first_order(
-        self, flat: FlatProblem, model: LowerModel | None, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float
+        self, flat: FlatProblem, dense: bool, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, diary: Diary
     ) -> Iterator[Snapshot]:
         """Smooth by sweeps; where the size allows, try after each stage to finish exactly, and stop once that works."""
-        oracle = PairOracle(flat, upper, x, y)
-        yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
+        if diary.empty:
+            yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
+        model = diary.learner(lambda: LowerModel(flat), "lift") if dense else None
+        oracle = diary.learner(lambda: PairOracle(flat, upper, x, y), *PairOracle.learns)
         best, converged, last, stages = None, False, None, 0
-        for last, ended in follow(oracle, upper, self.stages):
-            stages += ended
-            yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
-            if model is None or not ended:
+        for step in follow(oracle, upper, self.stages, diary):
+            last, stages = step.point, stages + step.ended
+            if step.is_step:
+                yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
+            if model is None or not step.ended:
                 continue
-            landed = _feasible_start(model, upper, last.x, last.y)
+            landed = diary.once(f"landing {stages}", functools.partial(_land, model, upper, last))
             if landed is None:
                 continue
-            point, finished = landed, False
-            for step in exact_descent(model, upper, landed, rtol):
-                point, finished = step
-                yield _snapshot(point, "exact descent", oracle.sweeps)
+            descent = _descend(model, upper, landed, rtol, oracle)
+            point, finished = yield from diary.phase(f"exact descent {stages}", descent)
             again = best is not None and abs(point.value - best.value) <= 1e-9 * (1 + abs(best.value))
             if best is None or (finished, -point.value) > (converged, -best.value):
                 best, converged = point, finished
             if (converged or again) and best.value <= oracle.promise(last):
                 break
+        sweeps = diary.once("sweeps", lambda: oracle.sweeps)
         if best is not None:
-            yield _snapshot(best, "answer", oracle.sweeps)._replace(final=True, converged=converged)
+            yield _snapshot(best, "answer", sweeps)._replace(final=True, converged=converged)
         elif last is None:
-            yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=oracle.sweeps)
+            yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=sweeps)
         else:
             x, y = _settle(flat, upper, last)
-            answer = Snapshot(x, y, "answer", last.value, exact=False, final=True, sweeps=oracle.sweeps)
+            answer = Snapshot(x, y, "answer", last.value, exact=False, final=True, sweeps=sweeps)
             yield answer._replace(converged=stages == self.stages)
 
 
@@ -224,6 +218,77 @@ def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) ->
 
 def _snapshot(point: Evaluated, phase: str, sweeps: int | None = None) -> Snapshot:
     return Snapshot(point.lower.x, point.lower.y, phase, point.value, sweeps=sweeps)
+
+
+# Exact points pass from phase to phase without their matrices, which are large and follow from the rest.
+def _bare(point: Evaluated) -> Evaluated:
+    return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=None))
+
+
+def _whole(model: LowerModel, point: Evaluated) -> Evaluated:
+    there = model.flat.lower_derivatives(point.lower.x, point.lower.y)
+    return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=model.expand(there)))
+
+
+def _arrive(
+    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, held: np.ndarray | None
+) -> Generator[Snapshot, None, Evaluated | None]:
+    start = _feasible_start(model, upper, x, y, held)
+    if start is None:
+        return None
+    yield _snapshot(start, "start")
+    return _bare(start)
+
+
+def _best_case(model: LowerModel, upper: UpperSet, start: Evaluated) -> tuple[BestCase | None, Evaluated | None]:
+    """Return the best case, and the exact point there."""
+    ideal = best_case(model.flat, start.lower.x, start.lower.y)
+    landed = None if ideal is None else _feasible_start(model, upper, ideal.x, ideal.y)
+    return ideal, None if landed is None else _bare(landed)
+
+
+def _land(
+    model: LowerModel, upper: UpperSet, smooth: SmoothPoint | None, start: np.ndarray | None = None
+) -> Evaluated | None:
+    """Return the exact point where the smoothing has led, if it has left the start."""
+    if smooth is None or (start is not None and np.array_equal(smooth.x, start)):
+        return None
+    landed = _feasible_start(model, upper, smooth.x, smooth.y)
+    return None if landed is None else _bare(landed)
+
+
+def _descend(
+    model: LowerModel, upper: UpperSet, basin: Evaluated, rtol: float, oracle: PairOracle | None = None
+) -> Generator[Snapshot, None, tuple[Evaluated, bool]]:
+    point, finished = _whole(model, basin), False
+    for step in exact_descent(model, upper, point, rtol):
+        point, finished = step
+        yield _snapshot(point, "exact descent", None if oracle is None else oracle.sweeps)
+    return _bare(point), finished
+
+
+def _land_jointly(
+    lower: InteriorLower, upper: UpperSet, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray | None
+) -> JointPoint | tuple[np.ndarray, np.ndarray]:
+    """Return an exact point at x, or next to it; where there is none, the nearest feasible (x, y) there is."""
+    point = None if multipliers is None else evaluate_from(lower, upper, x, y, lower.forces(multipliers))
+    if point is not None:
+        return point
+    nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
+    if nearest is None:
+        return x, y
+    point = evaluate_jointly(lower, upper, upper.project(nearest[0]))
+    return (upper.project(nearest[0]), nearest[1]) if point is None else point
+
+
+def _descend_jointly(
+    lower: InteriorLower, upper: UpperSet, point: JointPoint, rtol: float
+) -> Generator[Snapshot, None, JointPoint]:
+    yield Snapshot(point.x, point.y, "exact descent", point.value)
+    for step in joint_descent(lower, upper, point, rtol):
+        point = step
+        yield Snapshot(point.x, point.y, "exact descent", point.value)
+    return point
 
 
 def _settle(flat: FlatProblem, upper: UpperSet, point: SmoothPoint) -> tuple[np.ndarray, np.ndarray]:
