@@ -1,3 +1,5 @@
+import os
+import signal
 import time
 
 import jax
@@ -7,6 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax._deadline import OutOfTime
+from bilevax.problems.quadratic import random_quadratic
+from bilevax.solvers.base import HostSolver, Snapshot
 from known import TOY_MINIMA, bordered, slopes, toy
 
 SOLVER = bx.SFLCB(delta=0.1, eta_u=0.05, eta_v=0.05)
@@ -97,6 +102,81 @@ def test_keyboard_interrupt_returns_the_last_point():
     assert solution.status is bx.Status.INTERRUPTED
     assert solution.stats["steps"] > 0
     assert np.isfinite(solution.value)
+
+
+def interrupt_at(step, raising):
+    def callback(progress):
+        if progress.steps >= step:
+            raising()
+
+    return callback
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "raising", [raise_interrupt, lambda: os.kill(os.getpid(), signal.SIGINT)], ids=["raise", "kill"]
+)
+def test_an_interrupt_returns_the_best_point_of_the_default(raising):
+    problem, x0 = random_quadratic(8, 12, 8, upper="quadratic", seed=3, with_theta_bar=False)[0], np.zeros(8)
+    whole = bx.solve(problem, x0)
+    stops = [int(step) for step in np.linspace(0, whole.stats["steps"] - 1, 6)]
+    stopped = [bx.solve(problem, x0, callback=interrupt_at(step, raising)) for step in stops]
+    assert {solution.status for solution in stopped} == {bx.Status.INTERRUPTED}
+    assert [solution.stats["steps"] for solution in stopped] == stops
+    values = np.array([bx.certify(problem, x0).value, *(solution.value for solution in stopped), whole.value])
+    assert np.all(np.diff(values) <= 1e-9)
+    assert values[1] > values[3] > values[-1]
+    assert all("best point so far" in solution.message for solution in stopped)
+
+
+def test_an_interrupt_where_the_smoothing_is_beyond_the_feasible_set():
+    """Softened rows let the smoothing leave it; what is returned has a lower level all the same."""
+    problem = bordered(slopes(1.0, square=0.1))
+    for step in range(6):
+        for variant in ("direct", "first-order"):
+            solver = bx.Default(variant=variant)
+            solution = bx.solve(problem, [0.2], solver=solver, callback=interrupt_at(step, raise_interrupt))
+            assert solution.status in (bx.Status.INTERRUPTED, bx.Status.CONVERGED)
+            assert solution.certificate.lower_feasible
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, bx.Status.INTERRUPTED), (OutOfTime, bx.Status.TIME_LIMIT)], ids=str
+)
+def test_a_stop_before_the_first_snapshot_returns_the_start(error, status, monkeypatch):
+    def stopped(*_):
+        raise error
+
+    monkeypatch.setattr("bilevax.solvers.default.solver.evaluate_exactly", stopped)
+    solution = bx.solve(toy(), 0.7)
+    assert solution.status is status
+    assert solution.x == 0.7
+    assert solution.value == pytest.approx(bx.certify(toy(), 0.7).value)
+    assert solution.stats["steps"] == 0
+    assert solution.history == {}
+
+
+class Wandering(HostSolver):
+    """Shows exact points and others, good ones first, and is interrupted."""
+
+    default_max_steps = 100
+
+    def search(self, flat, x0, y0, rtol, multipliers=None, diary=None):
+        for x, exact in ((0.986, True), (1.4, True), (1.5, False)):
+            yield Snapshot(
+                np.array([x]), np.array([x]), "step", flat.value("upper", np.array([x]), np.array([x])), exact
+            )
+        raise KeyboardInterrupt
+
+
+def test_an_exact_point_seen_before_is_returned_if_it_is_better():
+    solution = bx.solve(toy(), 0.7, solver=Wandering())
+    assert solution.status is bx.Status.INTERRUPTED
+    assert solution.x == 0.986
+    assert solution.stats["steps"] == 2
 
 
 def test_an_error_in_the_callback_is_the_users():

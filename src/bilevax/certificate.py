@@ -178,7 +178,7 @@ def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, de
         lower_complementarity=lower.complementarity,
         lower_unique=lower.unique,
         value_spread=value_spread(flat, x_flat, lower) if solved else np.inf,
-        x_infeasibility=_distance_from_x(flat, x_flat),
+        x_infeasibility=flat.x_rows.violation(x_flat),
         hypergradient=None if quality.hypergradient is None else flat.x_tree(quality.hypergradient),
         stationarity=quality.value,
         stationarity_test=quality.test,
@@ -210,12 +210,3 @@ def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value:
         return None
     excess = flat.value("lower", x, penalised.y) - flat.value("lower", x, lower.y)
     return value - (flat.value("upper", x, penalised.y) + excess / delta)
-
-
-def _distance_from_x(flat: FlatProblem, x: np.ndarray) -> float:
-    """Return the largest violation of X's rows and balls, relative to 1 + |x|."""
-    rows = flat.x_rows
-    image = rows.matrix @ x
-    violation = [0.0, *np.maximum(rows.lower - image, image - rows.upper)]
-    violation += [np.linalg.norm(x[ball.index] - ball.center) - ball.radius for ball in rows.balls]
-    return float(max(violation) / (1 + np.abs(x).max(initial=0.0)))

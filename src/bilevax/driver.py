@@ -7,6 +7,7 @@ multiples of ``solver.check_every``, so how a run was cut into chunks does not c
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,6 +127,7 @@ def solve(
     _check_arguments(rtol, atol, max_steps, time_limit)
     with jax.enable_x64(True):
         x, y_like, y = validate(problem, x0, y0, dtype)
+        _warn_outside(problem, x)
         method = Default() if solver is None else solver
         if not isinstance(method, AbstractSolver | HostSolver):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
@@ -144,10 +146,7 @@ def solve(
         else:
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
-        # A lower-level iterate that is not finite is no help, but still tells the structure of y.
-        y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), ending.y)
-        certificate = certify(problem, ending.x, y, delta=getattr(method, "delta", None))
-        solution = conclude(method, ending, certificate, watch, rtol)
+        solution = conclude(method, *_certified(problem, method, ending), watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
@@ -306,7 +305,10 @@ class Watch:
 
 
 class Ending(NamedTuple):
-    """How a run came out, whichever solver ran."""
+    """How a run came out, whichever solver ran.
+
+    A search that was stopped between exact points may have been on its way to a better one: ``later`` returns (x, y).
+    """
 
     x: PyTree
     y: PyTree
@@ -315,6 +317,8 @@ class Ending(NamedTuple):
     failure: Status | None = None
     state: Any = None
     sweeps: int | None = None
+    exact: bool = False
+    later: Callable[[], tuple[PyTree, PyTree]] | None = None
 
 
 def _iterate(
@@ -385,8 +389,8 @@ def search(
         x, y, multipliers = warm_start.x, warm_start.y, _trees.flatten_host(warm_start.multipliers)
     flat = FlatProblem(problem, x, y_like)
     start = _trees.flatten_host(x), None if y is None else _trees.flatten_host(y), multipliers
-    best = last = Snapshot(start[0], np.zeros(flat.n_y) if start[1] is None else start[1], "start", np.inf, exact=False)
-    count, written = 0, None
+    best = last = written = None
+    count = 0
     if resume is not None:
         start, best, count, written = resume.load()
 
@@ -401,7 +405,7 @@ def search(
         with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
             for last in solver.search(flat, *guess, diary):
                 count += 1
-                if last.replaces(best):
+                if best is None or last.replaces(best):
                     best = last
                 numbers = {"phase": last.phase, "upper": last.value}
                 if last.sweeps is not None:
@@ -413,6 +417,12 @@ def search(
     except OutOfTime:
         watch.ended = Status.TIME_LIMIT
     watch.close()
+    if best is None:  # stopped before there was anything to show
+        inside = _trees.flatten_host(problem.x_set.project(x))
+        best = Snapshot(
+            inside, np.zeros(flat.n_y) if y is None else _trees.flatten_host(y), "start", np.inf, exact=False
+        )
+    last = best if last is None else last
     if best.final:
         watch.ended = None
     return Ending(
@@ -422,7 +432,30 @@ def search(
         sweeps=last.sweeps,
         converged=best.converged,
         failure=None if best.converged or watch.ended is not None else Status.STALLED,
+        exact=best.exact,
+        later=None
+        if last.exact or last.final
+        else lambda: (flat.x_tree(solver.settle(flat, last.x)), flat.y_tree(last.y)),
     )
+
+
+def _certified(
+    problem: BilevelProblem, solver: AbstractSolver | HostSolver, ending: Ending
+) -> tuple[Ending, Certificate]:
+    """Return an ending and its certificate: for a run that was stopped, the better of its best and its last point."""
+
+    def judge(x: PyTree, y: PyTree) -> Certificate:
+        # A lower-level iterate that is not finite is no help, but still tells the structure of y.
+        y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), y)
+        return certify(problem, x, y, delta=getattr(solver, "delta", None))
+
+    certificate = judge(ending.x, ending.y)
+    if ending.later is None or not (ending.exact or certificate.failure is Status.LOWER_INFEASIBLE):
+        return ending, certificate
+    x, y = ending.later()
+    later = judge(x, y)
+    better = later.failure is None and (certificate.failure is not None or later.value < certificate.value)
+    return (ending._replace(x=x, y=y), later) if better else (ending, certificate)
 
 
 def _point_and_numbers(solver: AbstractSolver, loop: _Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
@@ -473,6 +506,16 @@ def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol
             return Status.CONVERGED
         return Status.ALMOST_SOLVED if ending.converged else Status.STALLED
     return ended or ending.failure or Status.MAX_STEPS
+
+
+def _warn_outside(problem: BilevelProblem, x: PyTree) -> None:
+    violation = problem.x_set.rows(_trees.shapes(x)).violation(_trees.flatten_host(x))
+    if violation > 1e-6:  # rounding, to float32 at least, is no news
+        warnings.warn(
+            f"x0: expected a point of X, got one that is outside by {violation:.2g} (relative). "
+            "The run starts from its projection.",
+            stacklevel=3,
+        )
 
 
 def _check_arguments(rtol: float, atol: float, max_steps: int | None, time_limit: float | None) -> None:

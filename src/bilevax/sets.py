@@ -43,6 +43,13 @@ class SetRows(NamedTuple):
         inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(upper - lower), upper - lower, 1.0))
         return np.clip(v, lower + inset, upper - inset)
 
+    def violation(self, v: np.ndarray) -> float:
+        """Return by how much v is outside: the largest violation of a row or a ball, relative to 1 + |v|."""
+        image = self.matrix @ v
+        rows = np.maximum(self.lower - image, image - self.upper).max(initial=0.0)
+        balls = [np.linalg.norm(v[ball.index] - ball.center) - ball.radius for ball in self.balls]
+        return float(max(rows, *balls, 0.0) / (1 + np.abs(v).max(initial=0.0)))
+
     def around(self, v: np.ndarray) -> "SetRows":
         """Return the set of steps that stay in this one from v; no step at all always does, whatever the rounding."""
         image = self.matrix @ v

@@ -24,7 +24,10 @@ class Status(enum.Enum):
     LOWER_UNBOUNDED = "The lower level has no minimiser at the returned x: it decreases without bound."
     LOWER_NOT_CONVEX = "The lower objective is not convex in y at the returned x, so its minimiser cannot be proven."
     CALLBACK = "Stopped by the callback."
-    INTERRUPTED = "Interrupted from the keyboard; this is the last point."
+    INTERRUPTED = (
+        "Interrupted from the keyboard: this is the best point so far. "
+        "Warm-start from it, or resume from the checkpoint."
+    )
 
     def __str__(self) -> str:
         return self.name.lower()

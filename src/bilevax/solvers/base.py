@@ -99,3 +99,7 @@ class HostSolver(abc.ABC):
         With the coupled rows' ``multipliers`` the start is an earlier answer, perhaps of other data. With the diary of
         an earlier run from the same start, go on behind its entries: what they have shown is not shown again.
         """
+
+    def settle(self, flat: FlatProblem, x: np.ndarray) -> np.ndarray:
+        """Return the nearest point to x for which the lower level is feasible, as far as the method can tell."""
+        return x

@@ -195,9 +195,14 @@ class Default(HostSolver):
         elif last is None:
             yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=sweeps)
         else:
-            x, y = _settle(flat, upper, last)
-            answer = Snapshot(x, y, "answer", last.value, exact=False, final=True, sweeps=sweeps)
+            # Softened rows leave x slightly beyond where the lower level is feasible.
+            x = self.settle(flat, last.x)
+            answer = Snapshot(x, last.y, "answer", last.value, exact=False, final=True, sweeps=sweeps)
             yield answer._replace(converged=stages == self.stages)
+
+    def settle(self, flat: FlatProblem, x: np.ndarray) -> np.ndarray:
+        nearest = _nearest_feasible(flat, x)
+        return x if nearest is None else UpperSet(flat.x_rows).project(nearest[0])
 
 
 _LARGEST = 6000  # variables and rows of dense matrices
@@ -289,12 +294,6 @@ def _descend_jointly(
         point = step
         yield Snapshot(point.x, point.y, "exact descent", point.value)
     return point
-
-
-def _settle(flat: FlatProblem, upper: UpperSet, point: SmoothPoint) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest point for which the lower level is feasible: softened rows leave x slightly beyond."""
-    nearest = _nearest_feasible(flat, point.x)
-    return (point.x, point.y) if nearest is None else (upper.project(nearest[0]), point.y)
 
 
 def _feasible_start(
