@@ -12,7 +12,7 @@ import scipy.optimize
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
-from bilevax.optimality import SMALL, Local, Point, Rows, measure, stacked
+from bilevax.optimality import SMALL, Local, Point, Rows, measure, nearly_full, stacked
 
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
@@ -217,7 +217,7 @@ def _saddle_point(
     right[: free.size] /= scale
     if not right.size:
         answer = right
-    elif dense or right.size <= SMALL:
+    elif dense or right.size <= SMALL or nearly_full(block):
         borders = rest[:, free] if dense else rest[:, free].toarray()
         saddle = np.zeros((right.size, right.size))
         saddle[: free.size, : free.size] = (block if dense else block.toarray()) / scale
@@ -282,6 +282,28 @@ def _array(matrix: Any) -> np.ndarray:
     return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
+def _nonnegative(matrix: np.ndarray, right: np.ndarray) -> np.ndarray | None:
+    """Nonnegative least squares: plain ones, wrong signs let go, where those satisfy its conditions."""
+    used = np.arange(matrix.shape[1])
+    while 0 < used.size <= len(right):
+        orthogonal, triangle = scipy.linalg.qr(matrix[:, used], mode="economic", check_finite=False)
+        if scipy.linalg.lapack.dtrcon(triangle)[0] < 1e-10:
+            break
+        weights = np.zeros(matrix.shape[1])
+        weights[used] = scipy.linalg.solve_triangular(triangle, orthogonal.T @ right, check_finite=False)
+        if np.min(weights) >= 0:
+            if np.max(matrix.T @ (right - matrix @ weights)) <= 1e-11 * np.linalg.norm(right):
+                return weights
+            break
+        used = used[weights[used] > 1e-12 * np.max(weights)]
+    if len(right) > BASIC:
+        return None
+    try:
+        return scipy.optimize.nnls(matrix, right, maxiter=100 + 10 * matrix.shape[1])[0]
+    except RuntimeError:
+        return None
+
+
 def _basic_multipliers(rows: Rows, at: Local, active: _Active) -> tuple[np.ndarray, np.ndarray] | None:
     """Multipliers of the active rows nearest to stationarity, by nonnegative least squares; None when it fails.
 
@@ -303,11 +325,10 @@ def _basic_multipliers(rows: Rows, at: Local, active: _Active) -> tuple[np.ndarr
     useful = np.flatnonzero(np.linalg.norm(projected, axis=0) > 1e-10)
     weights = np.zeros(columns.shape[1])
     if useful.size:  # scipy's nnls crashes the interpreter on a matrix without columns
-        remainder = target - orthogonal @ (orthogonal.T @ target)
-        try:
-            weights[useful] = scipy.optimize.nnls(projected[:, useful], remainder, maxiter=100 + 10 * useful.size)[0]
-        except RuntimeError:
+        solved = _nonnegative(projected[:, useful], target - orthogonal @ (orthogonal.T @ target))
+        if solved is None:
             return None
+        weights[useful] = solved
     multipliers, ball_multipliers = np.zeros(len(active.side)), np.zeros(len(active.balls))
     chosen = np.flatnonzero(rows.equality)[order[:rank]]
     rest = orthogonal.T @ (target - columns @ weights)

@@ -26,6 +26,7 @@ from bilevax.optimality import (
     Rows,
     eigenvalues_above,
     measure,
+    nearly_full,
     scaled_rows,
     stacked,
 )
@@ -228,7 +229,7 @@ def _settled(
     Near the minimiser a quadratic program would have an objective near zero, below its solver's tolerances.
     """
     at = Local(objective, start)
-    if start.size > BASIC or not at.finite:
+    if not at.finite or (start.size > BASIC and not nearly_full(at.hessian)):
         return None
     point = settle(rows, at, tolerance)
     return _solution(constraints, rows, start, point, Outcome.OPTIMAL, 0) if point.error <= 0.1 * tolerance else None

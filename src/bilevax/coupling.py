@@ -190,9 +190,9 @@ class AffineCoupling(Coupling):
             # Probe from the narrow side: as few products as the matrix allows.
             if size <= count:
                 apply = lambda v: _trees.flatten(_trees.subtract(forward(_trees.unflatten(v, like)), offset))
-                return probe_columns(apply, (count, size))
+                return probe_columns(apply, (count, size)).tocsr()
             apply = lambda u: _trees.flatten(adjoint(zero_x, zero_y, data, _trees.unflatten(u, offset)))
-            return probe_columns(apply, (size, count)).T.tocsr()
+            return probe_columns(apply, (size, count)).T
 
         return (
             matrix(zero_x, lambda v: self.value(v, zero_y, data), self.adjoint_x),

@@ -173,13 +173,27 @@ class FlatProblem:
 
     def curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` times each direction, one a row."""
-        with jax.enable_x64(True):
-            return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
+        if self.lagrangian_varies:  # as many products as there are directions are all that is needed
+            return self._curvature(x, y, adjoint, directions)
+        self.lagrangian_hessian(x, y, adjoint)
+        return (self._joint_pattern("lagrangian").operator @ directions.T).T
+
+    @property
+    def lagrangian_varies(self) -> bool:
+        """Whether `lagrangian_hessian` has to be computed in full wherever it is asked for."""
+        pattern = self._joint_pattern("lagrangian")
+        return pattern.dense and pattern.varies
 
     def lagrangian_hessian(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` as one sparse matrix."""
-        products = lambda directions: self.curvature(x, y, adjoint, directions)
-        return self._joint_pattern("lagrangian").evaluate(products)
+        pattern = self._joint_pattern("lagrangian")
+        if pattern.last is None:  # all there is where g is quadratic
+            pattern.last = self.upper_hessian(x, y)
+        return pattern.evaluate(lambda directions: self._curvature(x, y, adjoint, directions))
+
+    def _curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
 
 
 class _Pattern:
@@ -192,10 +206,21 @@ class _Pattern:
     def __init__(self, shape: tuple[int, int]):
         self.shape = shape
         self.dense = shape[1] <= _DENSE_COLUMNS
+        self.varies = False  # whether the matrix was seen to change from point to point
         self.last: sp.csc_matrix | None = None
+        self._operator: tuple[Any, Any] | None = None
         self.random = np.random.default_rng(0)
         if not self.dense:  # the first guess, right for separable functions: a diagonal, or nothing
             self._set(sp.eye(*shape, format="csc") if shape[0] == shape[1] else sp.csc_matrix(shape))
+
+    @property
+    def operator(self) -> Any:
+        """The last matrix in the form in which it multiplies fastest: an array where it is nearly full."""
+        assert self.last is not None
+        if self._operator is None or self._operator[0] is not self.last:
+            full = self.last.nnz > 0.2 * self.shape[0] * self.shape[1]
+            self._operator = self.last, self.last.toarray() if full else self.last
+        return self._operator[1]
 
     def probe(self) -> np.ndarray:
         """Return a random direction."""
@@ -205,8 +230,8 @@ class _Pattern:
         self, products: Callable[[np.ndarray], np.ndarray], known: tuple[np.ndarray, np.ndarray] | None = None
     ) -> sp.csc_matrix:
         """Return the matrix; ``known`` is a random direction with its product, where that is at hand."""
-        if self.dense and self.last is None:
-            self.last = sp.csc_matrix(probe_columns(products, self.shape, compile=False))
+        if self.dense and (self.last is None or (self.varies and known is None)):
+            self.last = probe_columns(products, self.shape, compile=False)
             return self.last
         probe = self.probe() if known is None else known[0]
         expected = products(probe[None])[0] if known is None else known[1]
@@ -216,11 +241,13 @@ class _Pattern:
             return bool(error <= 1e-11 * (1 + np.abs(expected).max(initial=0.0)))
 
         # Quadratic functions: the last matrix still holds, and one product proves it.
-        if self.last is not None and right(self.last):
-            return self.last
+        if self.last is not None:
+            if right(self.last):
+                return self.last
+            self.varies = True
         matrix = None if self.dense else self._compressed(products)
         if matrix is None or not right(matrix):
-            matrix = sp.csc_matrix(probe_columns(products, self.shape, compile=False))
+            matrix = probe_columns(products, self.shape, compile=False)
             self.dense = self.dense or matrix.nnz > 0.05 * self.shape[0] * self.shape[1]
             if not self.dense:
                 self._set(sp.csc_matrix(abs(matrix) + self.structure))

@@ -261,10 +261,15 @@ def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np
     return Point(at, multipliers, ball_multipliers, residuals, float(max(*residuals, smaller)))
 
 
+def nearly_full(matrix: Any) -> bool:
+    """Whether a sparse matrix holds so many of its entries that dense algebra is the faster one."""
+    return matrix.nnz > 0.1 * matrix.shape[0] * matrix.shape[1]
+
+
 def eigenvalues_above(matrix: sparse.csc_matrix, bound: float) -> bool:
     """Whether all eigenvalues are at least `bound`; where that cannot be found out, whether `bound` is negative."""
     labels = np.zeros(matrix.shape[0], int)
-    if labels.size > SMALL:
+    if labels.size > SMALL and not nearly_full(matrix):
         labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
     sizes = np.bincount(labels)
     if np.any(matrix.diagonal() < bound) or not np.any(matrix.data):
@@ -273,7 +278,7 @@ def eigenvalues_above(matrix: sparse.csc_matrix, bound: float) -> bool:
     for index in (members[k] for k in np.flatnonzero(sizes > 1)):
         block = matrix[index][:, index] if len(members) > 1 else matrix
         # Lanczos would take long on a block that is full anyway.
-        if index.size <= _DENSE or block.nnz > 0.1 * index.size**2:
+        if index.size <= _DENSE or nearly_full(block):
             if scipy.linalg.lapack.dpotrf(block.toarray() - bound * np.eye(index.size))[1] != 0:
                 return False
             continue

@@ -68,14 +68,12 @@ def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) 
 def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
     """Solve [H a'; a 0] s = right to rounding, or return None if the system is not consistent."""
     count, size = a.shape
-    system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
-    if system.shape[0] <= 1500:
-        dense = system.toarray()
-        *_, solution, _, _, _, failed = lapack.dsysvx(dense, right)
-        solution = solution.reshape(right.shape)
-        if failed:  # dependent rows: any solution will do, if there is one
-            solution = np.linalg.lstsq(dense, right, rcond=1e-12)[0]
+    if size + count <= 1500 or hessian.nnz > 0.1 * size**2:
+        border = a.toarray()
+        system = np.block([[hessian.toarray(), border.T], [border, np.zeros((count, count))]])
+        solution = _solve_dense(system, right)
     else:
+        system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
         # Quasi-definite regularisation, taken out again by refinement.
         scale = 1e-9 * max(1.0, abs(hessian).max())
         shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
@@ -88,3 +86,12 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
             solution = solution + factor.solve(residual)
     residual = np.abs(system @ solution - right).max(initial=0.0)
     return solution if residual <= 1e-8 * (1 + np.abs(right).max(initial=0.0)) else None
+
+
+def _solve_dense(system: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve by LU and one refinement; with dependent rows any solution will do, if there is one."""
+    factors, pivots, singular = lapack.dgetrf(system)
+    if singular or lapack.dgecon(factors, np.abs(system).sum(axis=0).max())[0] < np.finfo(float).eps:
+        return np.linalg.lstsq(system, right, rcond=1e-12)[0]
+    solution = lapack.dgetrs(factors, pivots, right)[0]
+    return solution + lapack.dgetrs(factors, pivots, right - system @ solution)[0]

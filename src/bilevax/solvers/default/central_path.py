@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
-from bilevax.solvers.default.lower import Expansion, LowerModel, LowerPoint, centre
+from bilevax.solvers.default.complementarity import centre
+from bilevax.solvers.default.lower import Expansion, LowerModel, LowerPoint
 from bilevax.solvers.default.smoothing import SmoothPoint
 
 

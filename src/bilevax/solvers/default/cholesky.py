@@ -22,3 +22,14 @@ def lifted(matrix: np.ndarray, diagonal: np.ndarray | float) -> np.ndarray:
     result = matrix.copy()
     result.ravel()[:: len(matrix) + 1] += diagonal
     return result
+
+
+def factorise_nearly(matrix: np.ndarray) -> np.ndarray:
+    """Factor a symmetric matrix, lifted by as little as makes it positive definite."""
+    lift = 1e-14 * max(1e-300, float(np.abs(np.diag(matrix)).max(initial=1.0)))
+    for _ in range(12):
+        try:
+            return factorise(lifted(matrix, lift))
+        except np.linalg.LinAlgError:
+            lift *= 10
+    raise np.linalg.LinAlgError("the matrix is far from positive semidefinite")

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
-from bilevax.solvers.default.lower import LowerModel, LowerPoint, independent_rows
+from bilevax.solvers.default.complementarity import independent_rows
+from bilevax.solvers.default.lower import LowerModel, LowerPoint
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 
 
@@ -68,18 +69,9 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
     solve = lambda right: solve_factored(factor, right)
     force_x = solve(slope[held])
     force_theta = solve(compliance[np.ix_(held, undecided)])
-    force_pull = solve(pull[held])
     others = compliance[:, held]
-    # How y answers a step of x and a force on an undecided row.
-    rows = expansion.inverse_rows
-    y_x = -expansion.solve(expansion.mixed) - rows[:, held] @ force_x
-    y_theta = -(rows[:, undecided] - rows[:, held] @ force_theta)
-    directions = np.vstack(
-        [np.hstack([np.eye(flat.n_x), y_x.T]), np.hstack([np.zeros((len(undecided), flat.n_x)), y_theta.T])]
-    )
-    weight = -(adjoint - rows[:, held] @ force_pull)
-    products = flat.curvature(lower.x, lower.y, weight, directions)
-    hessian = directions @ products.T
+    weight = expansion.inverse_rows[:, held] @ solve(pull[held]) - adjoint
+    hessian = _hessian(model, lower, weight, held, undecided, force_x, force_theta)
     return Reduction(
         held=held,
         undecided=undecided,
@@ -87,10 +79,37 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
         value_theta=compliance[:, undecided] - others @ force_theta,
         force_x=force_x,
         force_theta=force_theta,
-        gradient_x=f_x + y_x.T @ f_y,
-        gradient_theta=y_theta.T @ f_y,
+        gradient_x=f_x - expansion.mixed.T @ adjoint - force_x.T @ pull[held],
+        gradient_theta=force_theta.T @ pull[held] - pull[undecided],
         hessian=0.5 * (hessian + hessian.T),
     )
+
+
+def _hessian(
+    model: LowerModel,
+    lower: LowerPoint,
+    weight: np.ndarray,
+    held: np.ndarray,
+    undecided: np.ndarray,
+    force_x: np.ndarray,
+    force_theta: np.ndarray,
+) -> np.ndarray:
+    """Return the second derivative of f in (d, theta), y and the held forces following."""
+    flat, expansion = model.flat, lower.expansion
+    n_x, size = flat.n_x, flat.n_x + flat.n_y
+    if size > _SMALL and model.rows.count <= flat.n_y and model.lift == 0.0 and not flat.lagrangian_varies:
+        # In the space of x and all forces it is computed once: an elimination then costs a sixth.
+        whole = expansion.in_rows(flat.lagrangian_hessian(lower.x, lower.y, weight))
+        free, bound = np.concatenate([np.arange(n_x), n_x + undecided]), n_x + held
+        follow = np.hstack([force_x, -force_theta])
+        cross = whole[np.ix_(free, bound)] @ follow
+        return whole[np.ix_(free, free)] + cross + cross.T + follow.T @ (whole[np.ix_(bound, bound)] @ follow)
+    # How y answers a step of x and a force on an undecided row.
+    rows = expansion.inverse_rows
+    y_x = -expansion.inverse_mixed - rows[:, held] @ force_x
+    y_theta = -(rows[:, undecided] - rows[:, held] @ force_theta)
+    directions = np.block([[np.eye(n_x), y_x.T], [np.zeros((len(undecided), n_x)), y_theta.T]])
+    return directions @ flat.curvature(lower.x, lower.y, weight, directions).T
 
 
 def exact_descent(
@@ -185,6 +204,7 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
 _MAX_NODES = 40
 _FEW = 12
 _EPSILON = 1e-14
+_SMALL = 400
 
 
 def _y_step(lower: LowerPoint, reduction: Reduction, d: np.ndarray, theta: np.ndarray) -> np.ndarray:
@@ -243,13 +263,18 @@ def _solve_model(
 def _convex(hessian: np.ndarray, n_x: int) -> np.ndarray:
     """Return the nearest useful convex model: eigenvalues made nonnegative, forces held by a trace of weight."""
     if len(hessian) <= 400:
-        values, vectors = np.linalg.eigh(hessian)
+        try:
+            factorise(lifted(hessian, -1e-9 * max(1e-8, np.abs(hessian).sum(axis=1).max())))
+            return hessian
+        except np.linalg.LinAlgError:
+            values, vectors = np.linalg.eigh(hessian)
         floor = 1e-9 * max(1e-8, np.abs(values).max(initial=0.0))
         return (vectors * np.maximum(np.abs(values), floor)) @ vectors.T if values.min() < floor else hessian
     shift = 1e-10 * max(1e-8, np.abs(np.diag(hessian)).max())
     while True:
         try:
-            np.linalg.cholesky(hessian + shift * np.eye(len(hessian)))
-            return hessian + shift * np.eye(len(hessian))
+            convex = lifted(hessian, shift)
+            factorise(convex)
+            return convex
         except np.linalg.LinAlgError:
             shift *= 10

@@ -8,12 +8,12 @@ level at that x happens to agree, nothing better exists.
 import dataclasses
 
 import numpy as np
-import scipy.linalg as sla
 import scipy.sparse as sp
 
 from bilevax.derivatives import FlatProblem
 from bilevax.sets import SetRows
-from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.default.cholesky import factorise, lifted
+from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,25 +45,27 @@ def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | Non
     """Minimise f over (x, y) from a point that satisfies the rows; None where no minimum was found."""
     rows, point = joint_rows(flat), np.concatenate([x, y])
     value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
-    value, convex = value_at(point), True
+    value, convex, known, hessian, dense = value_at(point), True, None, None, None
     for _ in range(_MAX_STEPS):
         here = point[: flat.n_x], point[flat.n_x :]
         gradient = np.concatenate(flat.gradients("upper", *here))
         curvature = flat.upper_hessian(*here)
-        if curvature.nnz + rows.matrix.nnz > _MOST_ENTRIES:
-            return None  # dearer than the whole search
-        hessian, shifted = convexified(curvature)
-        convex = convex and not shifted
+        large = curvature.nnz + rows.matrix.nnz > _MOST_ENTRIES
+        if curvature is not known:
+            if large and (known is not None or not _full(curvature)):
+                return None  # dearer than the whole search
+            hessian, shifted = convexified(curvature)
+            dense = (hessian.toarray(), rows.matrix.toarray()) if _full(curvature) and not rows.balls else None
+            known, convex = curvature, convex and not shifted
         reach = _REACH * (1 + np.abs(point).max(initial=0.0))
+        trace = _TRACE * (1 + np.abs(gradient).max()) / reach
         steps = rows.around(point)
-        step = solve_qp(
-            hessian + sp.diags(np.full(len(point), _TRACE * (1 + np.abs(gradient).max()) / reach)),
-            gradient,
-            steps.matrix,
-            steps.lower,
-            steps.upper,
-            steps.balls,
-        )
+        step = None
+        if dense is not None:
+            step = solve_by_rows(lifted(dense[0], trace), gradient, dense[1], steps.lower, steps.upper)
+        if step is None and not large:
+            whole = hessian + trace * sp.eye(len(point))
+            step = solve_qp(whole, gradient, steps.matrix, steps.lower, steps.upper, steps.balls)
         if step is None or np.abs(step).max(initial=0.0) > reach:
             return None
         slope = float(gradient @ step)
@@ -86,6 +88,7 @@ _REACH = 1e4  # farther away than this many times the point's own size counts as
 _TRACE = 1e-8
 _SMALL = 1e-12
 _LARGEST_DENSE = 1500
+_SMALLEST_FULL = 150
 _MOST_ENTRIES = 1_000_000
 
 
@@ -95,14 +98,20 @@ def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
     size = max(np.abs(hessian.data).max(initial=0.0), 1e-300)
     if hessian.count_nonzero() == np.count_nonzero(diagonal):
         return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
-    if hessian.shape[0] > _LARGEST_DENSE:
-        # Gershgorin's bound: crude, but it needs no factorisation.
-        excess = np.asarray(abs(hessian).sum(axis=1)).ravel() - np.abs(diagonal) - diagonal
-        return hessian + sp.diags(np.maximum(excess, 0.0)), bool(excess.max() > 0)
-    dense = hessian.toarray()
-    try:
-        sla.cholesky(dense + 1e-12 * size * np.eye(len(dense)), check_finite=False)
-        return hessian, False
-    except sla.LinAlgError:
-        values, vectors = np.linalg.eigh(dense)
-        return sp.csc_matrix((vectors * np.abs(values)) @ vectors.T), bool(values[0] < -1e-10 * size)
+    if hessian.shape[0] <= _LARGEST_DENSE or _full(hessian):
+        dense = hessian.toarray()
+        try:
+            factorise(lifted(dense, 1e-12 * size))
+            return hessian, False
+        except np.linalg.LinAlgError:
+            if len(dense) <= _LARGEST_DENSE:
+                values, vectors = np.linalg.eigh(dense)
+                return sp.csc_matrix((vectors * np.abs(values)) @ vectors.T), bool(values[0] < -1e-10 * size)
+    # Gershgorin's bound: crude, but it needs no factorisation.
+    excess = np.asarray(abs(hessian).sum(axis=1)).ravel() - np.abs(diagonal) - diagonal
+    return hessian + sp.diags(np.maximum(excess, 0.0)), bool(excess.max() > 0)
+
+
+def _full(matrix: sp.csc_matrix) -> bool:
+    """Return whether a matrix is so large and full that arrays are the better form for it."""
+    return matrix.shape[0] > _SMALLEST_FULL and matrix.nnz > 0.2 * matrix.shape[0] * matrix.shape[1]
