@@ -1,3 +1,4 @@
+import errno
 import functools
 import hashlib
 import json
@@ -349,17 +350,24 @@ def test_an_unwritable_folder_is_a_warning(tmp_path):
     assert solution.stats["steps"] == 200
 
 
-def test_a_full_disk_is_a_warning_and_keeps_the_old_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["os.fsync", "numpy.save"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"solver": SOLVER, "max_steps": 200, **FOREVER}, {}, FIRST_ORDER],
+    ids=["SFLCB", "default", "first-order"],
+)
+def test_a_full_disk_is_a_warning_and_keeps_the_old_file(settings, call, tmp_path, monkeypatch):
     path = tmp_path / "run.ckpt"
-    bx.solve(toy(), 0.7, solver=SOLVER, max_steps=100, checkpoint=path, **FOREVER)
+    whole = bx.solve(toy(), 1.5, checkpoint=path, **settings)
     old = path.read_bytes()
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.warns(UserWarning, match="No space left"):
-        bx.solve(toy(), 0.7, solver=SOLVER, max_steps=200, checkpoint=path, **FOREVER)
+    monkeypatch.setattr(call, full)
+    with pytest.warns(UserWarning, match=r"checkpoint: could not write .*No space left on device\. The run goes on"):
+        solution = bx.solve(toy(), 1.5, checkpoint=path, **settings)
+    same_answer(solution, whole)
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
 
