@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax import driver
 from bilevax._deadline import OutOfTime
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.base import HostSolver, Snapshot
@@ -271,13 +272,60 @@ def test_history():
 
 def test_printing(capsys):
     solution = bx.solve(toy(), 0.7, solver=SOLVER, max_steps=300, progress=True)
-    assert "step 300/300" in capsys.readouterr().err
+    assert "step 0/300" in capsys.readouterr().err
     text = str(solution)
     for word in ("max_steps", "value", "stationarity", "Certificate", "lower level", f"{solution.value:.6g}"):
         assert word in text
-    bx.solve(toy(), 0.7, solver=SOLVER, max_steps=300, progress=False)
-    captured = capsys.readouterr()
-    assert captured.err == captured.out == ""
+    for progress in (False, None):  # standard error is no terminal here
+        bx.solve(toy(), 0.7, solver=SOLVER, max_steps=300, progress=progress)
+        captured = capsys.readouterr()
+        assert captured.err == captured.out == ""
+
+
+def live_lines(text):
+    """Return the lines that replaced each other; the last one has to be empty: the line vanishes."""
+    lines = text.split("\r\033[K")
+    assert lines[0] == lines[-1] == ""
+    return lines[1:-1]
+
+
+def test_live_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    settings = {"solver": SOLVER, "progress": True, **FOREVER}
+    bx.solve(toy(), 0.7, max_steps=10**9, time_limit=1.5, **settings)
+    lines = live_lines(capsys.readouterr().err)
+    assert 3 <= len(lines) <= 20  # about ten a second, however many looks
+    for word in ("steps/s", "left", "upper", "gradient", "rows_y", "/1000000000"):
+        assert word in lines[-1]
+    left = [float(line.split(" s left")[0].split()[-1]) for line in lines[1:]]
+    assert left == sorted(left, reverse=True)
+    assert all(0 <= seconds <= 1.5 for seconds in left)
+    bx.solve(toy(), 1.5, progress=True, callback=lambda progress: time.sleep(0.11))
+    lines = live_lines(capsys.readouterr().err)
+    assert "phase answer" in lines[-1]
+    assert "left" not in "".join(lines)  # the default's steps do not tell how many are still to come
+    monkeypatch.setenv("COLUMNS", "40")
+    bx.solve(toy(), 0.7, max_steps=200, **settings)
+    assert max(map(len, live_lines(capsys.readouterr().err))) < 40
+
+
+@pytest.mark.parametrize(
+    ("step", "limit", "words"),
+    [
+        (500, None, ["0:01:40 ", " 50 steps/s", "0:30:00 left"]),
+        (500, 120.0, ["20.0 s left"]),
+        (0, None, ["step 0/90500"]),
+    ],
+)
+def test_rate_and_time_left(step, limit, words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    clock = iter([90.0, 100.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    watch = driver.Watch(0.0, 90_500, limit, None, True, steady=True)
+    watch.look(0, None, None, {"upper": 1.0})
+    watch.look(step, None, None, {"upper": 1.0})
+    line = live_lines(capsys.readouterr().err + "\r\033[K")[-1]
+    assert all(word in line for word in words)
 
 
 def test_warm_start_goes_on_from_the_state():

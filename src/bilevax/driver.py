@@ -5,6 +5,7 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import shutil
 import sys
 import time
 import warnings
@@ -102,7 +103,7 @@ def solve(
     callback
         Called between chunks with a `Progress`; returning True stops the run.
     progress
-        Whether to show a live line; by default only where standard error is a terminal.
+        Whether to show a live line, on standard error; by default only where that is a terminal.
     checkpoint, resume
         Paths: where to write the state on the way, and from which file to go on, to the same answer bit for bit. A
         compiled solver writes it between chunks, the default after each of its phases.
@@ -132,7 +133,7 @@ def solve(
         if not isinstance(method, AbstractSolver | HostSolver):
             raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
         limit = method.default_max_steps if max_steps is None else int(max_steps)
-        watch = Watch(began, limit, time_limit, callback, progress)
+        watch = Watch(began, limit, time_limit, callback, progress, steady=isinstance(method, AbstractSolver))
         # A search looks at rtol all the way; a compiled loop only to stop.
         settings = {"rtol": rtol} if isinstance(method, HostSolver) else {}
         files = [path and Checkpoint(path, problem, method, **settings) for path in (checkpoint, resume)]
@@ -262,13 +263,26 @@ def _start(
 
 
 class Watch:
-    """What looks at a run from outside: the clock, the step limit, the callback, the live line and the history."""
+    """What looks at a run from outside: the clock, the step limit, the callback, the live line and the history.
 
-    def __init__(self, began: float, limit: int, time_limit: float | None, callback: Any, progress: bool | None):
+    Of a run that is ``steady``, one step costing what another does, the step limit tells how long it will take.
+    """
+
+    def __init__(
+        self,
+        began: float,
+        limit: int,
+        time_limit: float | None,
+        callback: Any,
+        progress: bool | None,
+        steady: bool = False,
+    ):
         self.began, self.limit, self.time_limit, self.callback = began, limit, time_limit, callback
         self.show = sys.stderr.isatty() if progress is None else progress
+        self.steady = steady
         self.records: list[dict[str, Any]] = []
         self.ended: Status | None = None
+        self._shown = -np.inf
 
     @property
     def attentive(self) -> bool:
@@ -279,10 +293,11 @@ class Watch:
         """Record where the run stands; return whether it has to stop, and remember why."""
         elapsed = time.monotonic() - self.began
         self.records.append({"step": steps, "time": elapsed, **numbers})
-        if self.show:
-            shown = "  ".join(f"{key} {_short(value)}" for key, value in numbers.items())
-            line = f"step {steps}/{self.limit}  {elapsed:.1f} s  {shown}"
-            print(f"\r\033[K{line[:118]}", end="", file=sys.stderr, flush=True)
+        if self.show and elapsed - self._shown >= _EVERY:
+            self._shown = elapsed
+            print(
+                f"\r\033[K{self._line()[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True
+            )
         if self.callback is not None and self.callback(Progress(steps, elapsed, x, y, numbers)):
             self.ended = Status.CALLBACK
         elif self.time_limit is not None and elapsed >= self.time_limit:
@@ -290,6 +305,25 @@ class Watch:
         elif steps >= self.limit:
             self.ended = Status.MAX_STEPS
         return self.ended is not None
+
+    def _line(self) -> str:
+        """Return the live line: steps, time, how fast, how much longer at most, and the solver's own numbers."""
+        first, last = self.records[0], self.records[-1]
+        steps, elapsed = last["step"], last["time"]
+        passed = elapsed - first["time"]
+        rate = (steps - first["step"]) / passed if passed > 0 else 0.0
+        left = [] if self.time_limit is None else [self.time_limit - elapsed]
+        left += [(self.limit - steps) / rate] if self.steady and rate > 0 else []
+        return "  ".join(
+            [
+                f"step {steps}/{self.limit}",
+                f"{_duration(elapsed)}",
+                *([f"{rate:.3g} steps/s"] if rate > 0 else []),
+                *([f"{_duration(max(min(left), 0.0))} left"] if left else []),
+                *(f"{key} {_short(last[key])}" for key in ("phase", "upper") if key in last),
+                *(f"{key} {_short(last[key])}" for key in last if key not in ("step", "time", "phase", "upper")),
+            ]
+        )
 
     def close(self) -> None:
         """Remove the live line."""
@@ -302,6 +336,9 @@ class Watch:
         return (
             {key: np.array([record[key] for record in self.records]) for key in self.records[0]} if self.records else {}
         )
+
+
+_EVERY = 0.1  # seconds between two live lines
 
 
 class Ending(NamedTuple):
@@ -461,6 +498,13 @@ def _certified(
 def _point_and_numbers(solver: AbstractSolver, loop: _Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
     point = solver.iterate(loop.state)
     return point.x, point.y, {name: float(value) for name, value in loop.residuals.items()}
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def _short(value: Any) -> str:
