@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import signal
 import time
@@ -268,6 +269,38 @@ def test_history():
     assert np.all(np.diff(history["step"]) > 0)
     assert np.all(np.diff(history["time"]) >= 0)
     assert history["gradient"][-1] < history["gradient"][0]
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [SOLVER, bx.Default(), bx.Default(variant="first-order"), bx.GAM(), bx.BLOCC()],
+    ids=lambda s: type(s).__name__,
+)
+def test_history_is_a_table(solver):
+    solution = bx.solve(toy(), 1.5, solver=solver, max_steps=300, callback=lambda progress: False)
+    history = solution.history
+    assert {"step", "time", "upper"} <= set(history)
+    assert all(type(name) is str for name in history)
+    assert {values.shape for values in history.values()} == {(len(history["step"]),)}
+    assert len(history["step"]) >= 3
+    kinds = {name: values.dtype.kind for name, values in history.items()}
+    assert kinds.pop("step") == kinds.pop("sweeps", "i") == "i"
+    assert kinds.pop("phase", "U") == "U"
+    assert set(kinds.values()) == {"f"}
+    for library in ("pandas", "polars"):
+        if importlib.util.find_spec(library):
+            table = importlib.import_module(library).DataFrame(history)
+            assert table.shape == (len(history["step"]), len(history))
+            assert list(table["step"]) == list(history["step"])
+
+
+def test_history_of_a_search_that_counts_now_and_then():
+    watch = driver.Watch(time.monotonic(), 10, None, None, False)
+    assert watch.history == {}
+    watch.look(0, None, None, {"phase": "start", "upper": 1.0})
+    watch.look(1, None, None, {"phase": "sweep", "upper": 1.0, "sweeps": 3})
+    assert {name: len(values) for name, values in watch.history.items()} == dict.fromkeys(watch.history, 2)
+    np.testing.assert_array_equal(watch.history["sweeps"], [np.nan, 3])
 
 
 def test_printing(capsys):

@@ -332,10 +332,9 @@ class Watch:
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """The records as arrays."""
-        return (
-            {key: np.array([record[key] for record in self.records]) for key in self.records[0]} if self.records else {}
-        )
+        """The records as columns of equal length; NaN where a record has no such number."""
+        keys = dict.fromkeys(key for record in self.records for key in record)
+        return {key: np.array([record.get(key, np.nan) for record in self.records]) for key in keys}
 
 
 _EVERY = 0.1  # seconds between two live lines

@@ -50,7 +50,8 @@ class Solution:
     certificate
         The exact evaluation at x.
     history
-        Arrays, one entry a look at the run: ``step``, ``time`` and the solver's residuals.
+        Columns of numbers and words, one entry a look at the run: ``step``, ``time``, ``upper`` (f there) and the
+        solver's residuals or its ``phase``. ``pandas.DataFrame(solution.history)`` is a table, as in polars.
     stats
         ``steps``, ``time``, ``solver`` and what else the solver counts.
     state
