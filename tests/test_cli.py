@@ -95,6 +95,14 @@ def test_a_run_goes_on_from_its_checkpoint(folder):
     assert resumed["x"] == told("solve", "slow.py", "--max-steps", 300, code=1)["x"]
     (folder / "other.py").write_text(TOY + "solver = bx.SFLCB(delta=0.2)\n")
     assert "another settings" in told("solve", "other.py", "--resume", "run.ckpt", code=2)["error"]
+    (folder / "half.ckpt").write_bytes((folder / "run.ckpt").read_bytes()[:500])
+    assert "half.ckpt is no complete checkpoint" in told("solve", "slow.py", "--resume", "half.ckpt", code=2)["error"]
+    assert "cannot read none.ckpt" in told("solve", "slow.py", "--resume", "none.ckpt", code=2)["error"]
+
+
+def test_the_default_goes_on_from_its_checkpoint(folder):
+    told("solve", "toy.py", "--max-steps", 0, "--checkpoint", "run.ckpt", code=1)
+    assert told("solve", "toy.py", "--resume", "run.ckpt")["x"] == told("solve", "toy.py")["x"]
 
 
 def test_solve_writes_a_report(folder):

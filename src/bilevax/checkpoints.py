@@ -60,7 +60,9 @@ class Checkpoint:
             os.replace(temporary, self.path)
             temporary = None
         except OSError as error:
-            warnings.warn(f"checkpoint: could not write {self.path}: {error}. The run goes on.", stacklevel=2)
+            warnings.warn(
+                f"checkpoint: could not write {self.path}: {error.strerror or error}. The run goes on.", stacklevel=2
+            )
         finally:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)

@@ -86,7 +86,7 @@ def libsvm(path: str | Path, *, n_features: int | None = None, sparse: bool = Fa
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a file in the LIBSVM format, found none; see {_LIBSVM_PAGE}.")
     labels, starts, columns, values = [], [0], [], []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_parsing.text(path).splitlines(), start=1):
         words = line.split("#")[0].split()
         if not words:
             continue

@@ -5,6 +5,8 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import numbers
+import os
 import shutil
 import sys
 import time
@@ -125,13 +127,16 @@ def solve(
         If the problem or an argument is wrong; it says what came and what was expected.
     """
     began = time.monotonic()
-    _check_arguments(rtol, atol, max_steps, time_limit)
+    check_arguments(rtol, atol, max_steps, time_limit)
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback: expected a function of a Progress, got {type(callback).__name__}.")
+    for name, path in (("checkpoint", checkpoint), ("resume", resume)):
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise ValueError(f"{name}: expected a path, got {type(path).__name__}.")
     with jax.enable_x64(True):
         x, y_like, y = validate(problem, x0, y0, dtype)
         _warn_outside(problem, x)
-        method = Default() if solver is None else solver
-        if not isinstance(method, AbstractSolver | HostSolver):
-            raise ValueError(f"solver: expected a solver object such as SFLCB(...), got {type(solver).__name__}.")
+        method = chosen(solver)
         limit = method.default_max_steps if max_steps is None else int(max_steps)
         watch = Watch(began, limit, time_limit, callback, progress, steady=isinstance(method, AbstractSolver))
         # A search looks at rtol all the way; a compiled loop only to stop.
@@ -147,7 +152,7 @@ def solve(
         else:
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
-        solution = conclude(method, *_certified(problem, method, ending), watch, rtol)
+        solution = conclude(method, *certified(problem, method, ending), watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
@@ -420,10 +425,13 @@ def search(
     resume: Checkpoint | None = None,
 ) -> Ending:
     """Run a search on the host, a look after each of its steps."""
-    multipliers = None
+    flat, multipliers = FlatProblem(problem, x, y_like), None
     if warm_start is not None:
+        form = lambda tree: (jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)])
+        wanted = form((x, y_like, problem.unwrap_rows(flat.row_shapes)))
+        if not isinstance(warm_start, Solution) or form((warm_start.x, warm_start.y, warm_start.multipliers)) != wanted:
+            raise ValueError("warm_start: expected a Solution of a problem with the same shapes.")
         x, y, multipliers = warm_start.x, warm_start.y, _trees.flatten_host(warm_start.multipliers)
-    flat = FlatProblem(problem, x, y_like)
     start = _trees.flatten_host(x), None if y is None else _trees.flatten_host(y), multipliers
     best = last = written = None
     count = 0
@@ -475,7 +483,7 @@ def search(
     )
 
 
-def _certified(
+def certified(
     problem: BilevelProblem, solver: AbstractSolver | HostSolver, ending: Ending
 ) -> tuple[Ending, Certificate]:
     """Return an ending and its certificate: for a run that was stopped, the better of its best and its last point."""
@@ -486,12 +494,18 @@ def _certified(
         return certify(problem, x, y, delta=getattr(solver, "delta", None))
 
     certificate = judge(ending.x, ending.y)
-    if ending.later is None or not (ending.exact or certificate.failure is Status.LOWER_INFEASIBLE):
-        return ending, certificate
-    x, y = ending.later()
-    later = judge(x, y)
-    better = later.failure is None and (certificate.failure is not None or later.value < certificate.value)
-    return (ending._replace(x=x, y=y), later) if better else (ending, certificate)
+    if ending.later is not None and (ending.exact or certificate.failure is Status.LOWER_INFEASIBLE):
+        x, y = ending.later()
+        later = judge(x, y)
+        if later.failure is None and (certificate.failure is not None or later.value < certificate.value):
+            ending, certificate = ending._replace(x=x, y=y), later
+    if np.isnan(certificate.value):
+        flat = FlatProblem(problem, ending.x, certificate.y)
+        x, y = _trees.flatten_host(ending.x), _trees.flatten_host(certificate.y)
+        numbers = [flat.value_and_gradients(level, x, y) for level in ("upper", "lower")]
+        if not all(np.isfinite(part).all() for level in numbers for part in level):
+            ending = ending._replace(failure=Status.NOT_A_NUMBER)
+    return ending, certificate
 
 
 def _point_and_numbers(solver: AbstractSolver, loop: _Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
@@ -539,8 +553,8 @@ def conclude(
 
 
 def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
-    if ending.failure is Status.DIVERGED:
-        return Status.DIVERGED
+    if ending.failure in (Status.NOT_A_NUMBER, Status.DIVERGED):
+        return ending.failure
     if certificate.failure is not None:
         return certificate.failure
     # A search that saw no further progress may have arrived without noticing: that is for the certificate to tell.
@@ -561,11 +575,25 @@ def _warn_outside(problem: BilevelProblem, x: PyTree) -> None:
         )
 
 
-def _check_arguments(rtol: float, atol: float, max_steps: int | None, time_limit: float | None) -> None:
+def chosen(solver: Any) -> AbstractSolver | HostSolver:
+    """Return the solver, the default when there is none."""
+    method = Default() if solver is None else solver
+    if not isinstance(method, AbstractSolver | HostSolver):
+        names = "Default(), SFLCB(...), BLOCC(...), LVHBA(...), BiCGAFFA(...), GAM(...) or ProjectedPenalty(...)"
+        came = repr(solver) if isinstance(solver, str | type) else type(solver).__name__
+        raise ValueError(f"solver: expected a solver object, one of {names}, got {came}.")
+    return method
+
+
+def check_arguments(rtol: Any, atol: Any, max_steps: Any, time_limit: Any) -> None:
+    """Refuse tolerances and limits that are none."""
+    is_number = lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool)
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if not (np.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: expected a number >= 0, got {value}.")
-    if max_steps is not None and not (isinstance(max_steps, int | np.integer) and max_steps >= 0):
+        if not (is_number(value) and np.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a number >= 0, got {value!r}.")
+    if max_steps is not None and not (
+        is_number(max_steps) and isinstance(max_steps, int | np.integer) and max_steps >= 0
+    ):
         raise ValueError(f"max_steps: expected a whole number >= 0, got {max_steps!r}.")
-    if time_limit is not None and not time_limit > 0:
-        raise ValueError(f"time_limit: expected a number of seconds > 0, got {time_limit}.")
+    if time_limit is not None and not (is_number(time_limit) and time_limit > 0):
+        raise ValueError(f"time_limit: expected a number of seconds > 0, got {time_limit!r}.")

@@ -10,13 +10,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
-from bilevax.certificate import certify
 from bilevax.coupling import LinearCoupling
-from bilevax.driver import Ending, Watch, conclude, run, search
+from bilevax.driver import Ending, Watch, certified, check_arguments, chosen, conclude, run, search
 from bilevax.problem import BilevelProblem, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver
-from bilevax.solvers.default import Default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +86,9 @@ def multistart(
         As in `solve`, for each start.
     """
     began = time.monotonic()
+    check_arguments(rtol, atol, max_steps, time_limit)
+    method = chosen(solver)
     points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
-    method = Default() if solver is None else solver
     endings = (
         _one_by_one(problem, points, y0, method, rtol, max_steps, time_limit, began)
         if isinstance(method, HostSolver)
@@ -100,8 +99,7 @@ def multistart(
     for ending in merged:
         watch = Watch(began, method.default_max_steps if max_steps is None else max_steps, None, None, False)
         watch.ended = None if ending.converged or ending.failure else Status.MAX_STEPS
-        certificate = certify(problem, ending.x, ending.y)
-        solutions.append(conclude(method, ending, certificate, watch, rtol))
+        solutions.append(conclude(method, *certified(problem, method, ending), watch, rtol))
     order = sorted(range(len(solutions)), key=lambda i: (not solutions[i].success, _rank(solutions[i].value)))
     position = np.argsort(order)
     return Multistart(tuple(solutions[i] for i in order), position[answer_of])

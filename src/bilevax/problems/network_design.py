@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from jaxtyping import Array, Float, PyTree
 from scipy.special import expit
 
+from bilevax import _parsing
 from bilevax.coupling import LinearCoupling
 from bilevax.problem import BilevelProblem
 from bilevax.problems import tntp
@@ -198,7 +199,7 @@ class NetworkDesign:
         """
         path = Path(path)
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(_parsing.text(path))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {error.lineno}: expected JSON: {error.msg}.") from error
         if not isinstance(content, dict):

@@ -87,8 +87,10 @@ def read_trips(path: str | Path) -> Trips:
     """
     path = Path(path)
     trips: list[tuple[int, int, float]] = []
-    origin = None
+    origin, total, announced = None, 0.0, None
     for number, line in _lines(path):
+        if line.startswith("<TOTAL OD FLOW>"):
+            announced = _parsing.number(line.partition(">")[2].strip(), path, number, "<TOTAL OD FLOW> and a number")
         if line.startswith(("<", "~")):
             continue
         if line.lower().startswith("origin"):
@@ -104,8 +106,11 @@ def read_trips(path: str | Path) -> Trips:
             demand = _parsing.number(flow.strip(), path, number, "a flow after the colon")
             if not 0 <= demand < np.inf:
                 _parsing.refuse(path, number, "a flow that is not negative", flow.strip())
+            total += demand
             if demand > 0 and target != origin:
                 trips.append((origin, target, demand))
+    if announced is not None and abs(total - announced) > 1e-3 * announced:
+        raise ValueError(f"{path}: expected a total flow of {announced:g} as its header says, found {total:g}.")
     if not trips:
         raise ValueError(f"{path}: expected trips between different zones, found none.")
     return Trips(
@@ -143,7 +148,7 @@ _COUNTS = ("NUMBER OF NODES", "FIRST THRU NODE", "NUMBER OF LINKS")
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that hold something, stripped, with their numbers."""
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_parsing.text(path).splitlines(), start=1):
         if line.strip():
             yield number, line.strip()
 
