@@ -247,6 +247,8 @@ addEventListener("load", () => setTimeout(() => {
   const drawn = [...document.querySelectorAll(".plot")].map((plot) => plot.querySelectorAll(".main-svg path").length);
   document.body.dataset.measured = JSON.stringify({
     title: document.title, drawn, page: document.documentElement.scrollWidth, window: innerWidth,
+    sideways: [...document.querySelectorAll("body, .scroll, .status, figure")]
+      .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.innerText.slice(0, 60)),
     background: getComputedStyle(document.body).backgroundColor,
     nodes: [...document.querySelectorAll(".main-svg .textpoint text")].map((node) => node.textContent),
     label: getComputedStyle(document.querySelector(".main-svg .xtick text")).fill,
@@ -257,10 +259,11 @@ addEventListener("load", () => setTimeout(() => {
 </script>"""
 
 
-def opened(path: Path, folder: Path, width: int = 1200, *options: str) -> dict[str, Any]:
+def opened(path: Path, folder: Path, width: int = 1200, *options: str, style: str = "") -> dict[str, Any]:
     """Open a page in a browser; return what it measured there. A message on its console fails the test."""
     copy = folder / "measured.html"
-    copy.write_text(path.read_text(encoding="utf-8") + _MEASURE, encoding="utf-8")
+    page = path.read_text(encoding="utf-8").replace("</head>", f"<style>{style}</style></head>", 1)
+    copy.write_text(page + _MEASURE, encoding="utf-8")
     command = [
         str(CHROMIUM),
         "--headless=new",
@@ -294,6 +297,10 @@ def test_a_browser_shows_it(tmp_path, stopped, designed):
     narrow = opened(path, tmp_path, 500)
     assert narrow["window"] <= 500
     assert narrow["page"] <= narrow["window"], "the page scrolls sideways"
+    # No window is narrower than that, but a page in it may be as wide as a phone.
+    phone = opened(path, tmp_path, 500, style="html { width: 360px; }")
+    assert phone["sideways"] == []
+    assert min(phone["drawn"]) > 0
 
 
 def brightness(colour: str) -> float:
