@@ -125,9 +125,14 @@ class FlatProblem:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
         return self._pattern(level, of, by).evaluate(self._products(level, of, by, x, y))
 
-    def lower_derivatives(self, x: np.ndarray, y: np.ndarray) -> LowerDerivatives:
-        """Return what `gradients` and `hessian` tell of g at (x, y): in one evaluation where g is quadratic."""
+    def lower_derivatives(self, x: np.ndarray, y: np.ndarray, proven: bool = True) -> LowerDerivatives:
+        """Return what `gradients` and `hessian` tell of g at (x, y): in one evaluation where g is quadratic.
+
+        If they need not be ``proven``, second derivatives that never changed so far are taken to be the same here.
+        """
         of_y, of_x = self._pattern("lower", "y", "y"), self._pattern("lower", "y", "x")
+        if not (proven or of_y.last is None or of_x.last is None or of_y.varies or of_x.varies):
+            return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
         probes = of_y.probe(), of_x.probe()
         with jax.enable_x64(True):
             gradient, *images = map(np.asarray, self._kernels.lower(self._numbers, x, y, *probes))

@@ -87,7 +87,7 @@ class CentralPath:
     ) -> SmoothPoint | None:
         model, rows, derivatives = self.model, self.model.rows, self.model.flat.lower_derivatives
         start = None if warm is None else (warm.force, warm.state.slack)
-        here = derivatives(x, y)
+        here = derivatives(x, y, proven=False)  # the answer is: at its end
         for _ in range(_MAX_NEWTON):
             try:
                 expansion = model.expand(here)

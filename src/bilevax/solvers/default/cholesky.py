@@ -6,7 +6,7 @@ from scipy.linalg import lapack
 
 def factorise(matrix: np.ndarray) -> np.ndarray:
     """Return the Cholesky factor; a `LinAlgError` where the matrix is not positive definite."""
-    factor, failed = lapack.dpotrf(matrix, clean=0)
+    factor, failed = lapack.dpotrf(matrix.T, clean=0)  # its own transpose, in the order in which LAPACK reads it
     if failed:
         raise np.linalg.LinAlgError("the matrix is not positive definite")
     return factor

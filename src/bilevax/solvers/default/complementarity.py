@@ -172,7 +172,7 @@ def centre(
         diagonal = np.full(len(free), 1e-14 * scale)
         diagonal[one_sided] += room / pressed
         residual[one_sided] += aim / pressed - room
-        _, step_force, failed = lapack.dposv(lifted(matrix, diagonal), residual)
+        _, step_force, failed = lapack.dposv(lifted(matrix, diagonal).T, residual, overwrite_a=True)
         if failed or not np.isfinite(step_force).all():
             return None
         step_slack = np.zeros(len(free))

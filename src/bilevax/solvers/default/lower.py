@@ -13,7 +13,6 @@ computed once.
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -72,8 +71,6 @@ class Expansion:
     compliance: np.ndarray
     slope: np.ndarray
 
-    _whole: list = dataclasses.field(default_factory=list)
-
     def solve(self, right: np.ndarray) -> np.ndarray:
         """Apply H^-1."""
         return solve_factored(self.factor, right)
@@ -82,18 +79,6 @@ class Expansion:
     def inverse_mixed(self) -> np.ndarray:
         """H^-1 times the mixed derivative."""
         return self.solve(self.mixed)
-
-    def in_rows(self, matrix: Any) -> np.ndarray:
-        """Return ``T' matrix T`` where ``T (d, force)`` is how (x, y) answers; the last one is remembered."""
-        if not self._whole or self._whole[0] is not matrix:
-            n_x = self.mixed.shape[1]
-            image = matrix.toarray()
-            follow = np.hstack([self.inverse_mixed, self.inverse_rows])
-            image = np.hstack([image[:, :n_x], np.zeros((len(image), follow.shape[1] - n_x))]) - image[:, n_x:] @ follow
-            whole = -follow.T @ image[n_x:]
-            whole[:n_x] += image[:n_x]
-            self._whole[:] = matrix, whole
-        return self._whole[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +102,7 @@ class LowerModel:
         self.rows = stack_rows(flat)
         self.lift = 0.0
         self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
+        self._in_rows: tuple[Expansion, sp.csc_matrix, np.ndarray] | None = None
 
     def pressed(self, y: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
         """Return the rows active at an earlier answer, by the coupled rows' multipliers and the bounds y lies on."""
@@ -160,11 +146,23 @@ class LowerModel:
         self._cached = (hessian, mixed, expansion)
         return expansion
 
+    def in_rows(self, expansion: Expansion, matrix: sp.csc_matrix) -> np.ndarray:
+        """Return ``T' matrix T`` where ``T (d, force)`` is how (x, y) answers them; the last one is remembered."""
+        if self._in_rows is None or self._in_rows[0] is not expansion or self._in_rows[1] is not matrix:
+            n_x, array = self.flat.n_x, matrix.toarray()
+            answer = -np.hstack([expansion.inverse_mixed, expansion.inverse_rows])
+            image = array[:, n_x:] @ answer
+            image[:, :n_x] += array[:, :n_x]
+            whole = answer.T @ image[n_x:]
+            whole[:n_x] += image[:n_x]
+            self._in_rows = expansion, matrix, whole
+        return self._in_rows[2]
+
     def solve(self, x: np.ndarray, y: np.ndarray, held: np.ndarray | None = None) -> LowerPoint | None:
         """Solve the lower level at x from the guess (y, held rows); None where it is infeasible or fails."""
         rows = self.rows
         held = ~rows.inequality if held is None else held | ~rows.inequality
-        here, value = self.flat.lower_derivatives(x, y), None
+        here, value = self.flat.lower_derivatives(x, y, proven=False), None  # the answer is: at its end
         for _ in range(_MAX_NEWTON):
             expansion = self.expand(here)  # decides whether g needs a lift
             gradient = self.gradient(y, here)

@@ -99,7 +99,7 @@ def _hessian(
     n_x, size = flat.n_x, flat.n_x + flat.n_y
     if size > _SMALL and model.rows.count <= flat.n_y and model.lift == 0.0 and not flat.lagrangian_varies:
         # In the space of x and all forces it is computed once: an elimination then costs a sixth.
-        whole = expansion.in_rows(flat.lagrangian_hessian(lower.x, lower.y, weight))
+        whole = model.in_rows(expansion, flat.lagrangian_hessian(lower.x, lower.y, weight))
         free, bound = np.concatenate([np.arange(n_x), n_x + undecided]), n_x + held
         follow = np.hstack([force_x, -force_theta])
         cross = whole[np.ix_(free, bound)] @ follow

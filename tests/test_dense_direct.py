@@ -1,0 +1,113 @@
+"""The dense direct path: quadratic programs by their rows, second derivatives, and large dense problems as a whole."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import bilevax as bx
+from bilevax.derivatives import FlatProblem
+from bilevax.problems.quadratic import random_quadratic
+from bilevax.solvers.default import pieces
+from bilevax.solvers.default.lower import LowerModel
+from bilevax.solvers.default.pieces import evaluate_exactly, reduce
+from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
+
+
+def _program(seed, size=20, count=40, equalities=0):
+    random = np.random.default_rng(seed)
+    root = random.standard_normal((size, size))
+    matrix = random.standard_normal((count, size))
+    inside = matrix @ random.standard_normal(size)
+    lower = inside - random.uniform(0.0, 1.0, count)
+    upper = inside + random.uniform(0.0, 1.0, count)
+    lower[count // 2 :] = -np.inf
+    lower[:equalities] = upper[:equalities] = inside[:equalities]
+    return root @ root.T + 0.1 * np.eye(size), 10 * random.standard_normal(size), matrix, lower, upper
+
+
+@pytest.mark.parametrize("equalities", [0, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_programs_by_their_rows_agree_with_clarabel(seed, equalities):
+    hessian, gradient, matrix, lower, upper = _program(seed, equalities=equalities)
+    found = solve_by_rows(hessian, gradient, matrix, lower, upper)
+    expected = solve_qp(sp.csc_matrix(hessian), gradient, sp.csr_matrix(matrix), lower, upper)
+    assert found is not None and expected is not None
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+
+
+def test_tiny_programs_are_solved_as_exactly_as_others():
+    # Near the end of a descent everything is tiny: a row that gives way by 1e-11 would be all there is.
+    hessian, gradient, matrix, lower, upper = _program(1)
+    whole = solve_by_rows(hessian, gradient, matrix, lower, upper)
+    tiny = solve_by_rows(hessian, 1e-13 * gradient, matrix, 1e-13 * lower, 1e-13 * upper)
+    assert whole is not None and tiny is not None
+    np.testing.assert_allclose(1e13 * tiny, whole, rtol=1e-8, atol=1e-8)
+
+
+def test_programs_without_an_answer_by_rows_are_left_to_others():
+    _, gradient, matrix, lower, upper = _program(0)
+    assert solve_by_rows(np.zeros((20, 20)), gradient, matrix, lower, upper) is None
+    lower[0], upper[1], matrix[1] = 1.0, 0.0, matrix[0]  # above 1 and below 0
+    assert solve_by_rows(np.eye(20), gradient, matrix, lower, upper) is None
+
+
+def _flat(upper):
+    problem, _ = random_quadratic(12, 20, 10, upper=upper, with_theta_bar=False)
+    random = np.random.default_rng(0)
+    return FlatProblem(problem, np.zeros(12), np.zeros(20)), random.standard_normal(12), random.standard_normal(20)
+
+
+@pytest.mark.parametrize("upper", ["quadratic", "nonconvex"])
+def test_curvature_is_that_of_the_point_asked_for(upper):
+    flat, x, y = _flat(upper)
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        x, y, weight = x + random.standard_normal(12), y + random.standard_normal(20), random.standard_normal(20)
+        direction = random.standard_normal(32)
+        small = 1e-6 * direction
+        gradient = lambda sign, x=x, y=y, step=small: np.concatenate(
+            flat.gradients("upper", x + sign * step[:12], y + sign * step[12:])
+        )
+        expected = (gradient(1) - gradient(-1)) / 2e-6  # g is quadratic: it adds nothing
+        np.testing.assert_allclose(flat.curvature(x, y, weight, direction[None])[0], expected, rtol=1e-6, atol=1e-6)
+    assert flat.lagrangian_varies == (upper == "nonconvex")
+
+
+def test_reduction_in_the_space_of_the_rows_equals_that_by_directions(monkeypatch):
+    flat, x, _ = _flat("quadratic")
+    model = LowerModel(flat)
+    point = evaluate_exactly(model, x, np.zeros(20), None)
+    assert point is not None
+    held = np.flatnonzero(point.lower.force > 1e-9)
+    assert len(held) >= 3
+    by_directions = reduce(model, point.lower, held[1:], held[:1])
+    monkeypatch.setattr(pieces, "_SMALL", 0)
+    by_rows = reduce(model, point.lower, held[1:], held[:1])
+    np.testing.assert_allclose(by_rows.hessian, by_directions.hessian, rtol=1e-9, atol=1e-9)
+
+
+def test_unproven_derivatives_are_those_of_quadratics_only():
+    flat, x, y = _flat("quadratic")
+    first = flat.lower_derivatives(x, y)
+    again = flat.lower_derivatives(2 * x, 3 * y, proven=False)
+    np.testing.assert_allclose(again.gradient, flat.lower_derivatives(2 * x, 3 * y).gradient)
+    assert again.hessian is first.hessian
+    bent = bx.BilevelProblem(
+        lambda x, y: jnp.sum(x * y),
+        lambda x, y: jnp.sum(jnp.cosh(y - x)),
+    )
+    flat = FlatProblem(bent, np.zeros(2), np.zeros(2))
+    for y in (np.zeros(2), np.ones(2), 2 * np.ones(2)):
+        flat.lower_derivatives(np.zeros(2), y)
+    found = flat.lower_derivatives(np.zeros(2), 3 * np.ones(2), proven=False)
+    np.testing.assert_allclose(found.hessian.toarray(), np.cosh(3) * np.eye(2))
+
+
+@pytest.mark.parametrize("size", [120, 1100])
+def test_large_dense_problems_are_certified(size):
+    # 1100 variables of y: more than the certificate's least squares with signs would take.
+    problem, _ = random_quadratic(30, size, 60, upper="quadratic", condition=100.0, with_theta_bar=False)
+    solution = bx.solve(problem, np.random.default_rng(0).standard_normal(30))
+    assert solution.success, solution.message
+    assert solution.certificate.lower_unique
