@@ -158,6 +158,23 @@ def test_time_limit_is_kept_within_a_second(variant, links, monkeypatch):
     assert limit <= taken <= limit + 1
 
 
+def test_a_look_at_the_clock_changes_nothing(monkeypatch):
+    problem, _ = random_quadratic(3, 6, 4, upper="quadratic", seed=1, condition=1e4, with_theta_bar=False)
+    whole = bx.solve(problem, np.zeros(3), solver=SOLVER)
+    random, looks = np.random.default_rng(0), []
+
+    def impatient(self):
+        looks.append(self.sweeps)
+        return int(random.integers(1, 9))
+
+    monkeypatch.setattr(first_order.PairOracle, "_patience", impatient)
+    watched = bx.solve(problem, np.zeros(3), solver=SOLVER)
+    assert len(looks) > 2 * len(set(looks))  # most calls are pauses of one loop
+    assert watched.stats["sweeps"] == whole.stats["sweeps"]
+    np.testing.assert_array_equal(watched.history["upper"], whole.history["upper"])
+    np.testing.assert_array_equal(watched.x, whole.x)
+
+
 def test_wrong_variant_is_refused():
     with pytest.raises(ValueError, match="first-order"):
         bx.Default(variant="fast")  # type: ignore[arg-type]

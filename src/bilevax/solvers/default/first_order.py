@@ -156,7 +156,7 @@ class _Inner(NamedTuple):
 
 
 class _Solved(NamedTuple):
-    """The smoothed problem's answer."""
+    """The smoothed problem's answer, and the loop as it stands: where ``unfinished``, to be gone on with."""
 
     state: Array
     y: Array
@@ -169,6 +169,8 @@ class _Solved(NamedTuple):
     steep: Array
     ratio: Array
     memory: _Memory
+    loop: _Inner
+    unfinished: Array
 
 
 _MEMORY = 20
@@ -233,10 +235,12 @@ def _solve(
     floor: Array,
     ceiling: Array,
     limit: Array,
+    paused: _Inner | None = None,
 ) -> _Solved:
     """Sweep until the hypergradient's error is below ``share`` of its projection's size, twice in a row.
 
-    The size counts from ``floor`` to ``ceiling``: on the way hypergradients may be huge, and far from converged.
+    The size counts from ``floor`` to ``ceiling``: on the way hypergradients may be huge, and far from converged. A loop
+    that was ``paused`` at its ``limit`` goes on as if it had not been.
     """
     n, m = _trees.size(lower.y_like), setting.lower.shape[0]
     fixed = lower.fixed(setting.x)
@@ -288,10 +292,10 @@ def _solve(
             steep=steep,
         )
 
-    def proceed(loop: _Inner) -> Array:
+    def unfinished(loop: _Inner) -> Array:
         done = (loop.good >= 2) & (loop.sweeps >= _FEWEST)
         sane = jnp.isfinite(loop.norm) | ~loop.has_previous  # a rejected extrapolation may be anything
-        return ~done & (loop.sweeps < limit) & sane & ~loop.steep
+        return ~done & sane & ~loop.steep
 
     nothing = jnp.zeros(())
     first = _Inner(
@@ -309,7 +313,8 @@ def _solve(
         good=jnp.zeros((), int),
         steep=jnp.zeros((), bool),
     )
-    loop = jax.lax.while_loop(proceed, body, first)
+    proceed = lambda loop: unfinished(loop) & (loop.sweeps < limit)
+    loop = jax.lax.while_loop(proceed, body, first if paused is None else paused)
     swept = loop.swept
     return _Solved(
         state=loop.fallback,
@@ -323,6 +328,8 @@ def _solve(
         steep=loop.steep,
         ratio=loop.ratio,
         memory=loop.memory,
+        loop=loop,
+        unfinished=unfinished(loop),
     )
 
 
@@ -562,15 +569,10 @@ class PairOracle:
         ceiling = max(_GROWTH * self.known_size, floor)
         while True:
             numbers = (x, smoothing.delta, softness, low, high, tighten, self.tau, self.sigma, *self.face)
-            pause = min([left, self._patience()] + [at - self.sweeps for at in self.rebalance_at if at > self.sweeps])
+            most_now = min([left] + [at - self.sweeps for at in self.rebalance_at if at > self.sweeps])
             # As arrays all numbers are traced: new ones compile nothing.
-            setting = _Setting(*map(jnp.asarray, numbers))
-            began = time.monotonic()
-            solved = _solve(
-                self.lower, setting, state, self.memory, self.ratio, *map(jnp.asarray, (within, floor, ceiling, pause))
-            )
+            solved = self._sweep(_Setting(*map(jnp.asarray, numbers)), state, (within, floor, ceiling), most_now)
             done = int(solved.sweeps)
-            self.seconds_a_sweep = (time.monotonic() - began) / max(done, 1)
             self.sweeps += done
             left -= done
             gradient, state = np.asarray(solved.gradient), solved.state
@@ -605,6 +607,18 @@ class PairOracle:
             error=float(solved.error),
             accurate=accurate,
         )
+
+    def _sweep(self, setting: _Setting, state: Any, goal: tuple[float, ...], most: int) -> _Solved:
+        """Sweep at most so often; looking at the clock on the way changes nothing."""
+        done, paused = 0, None
+        while True:
+            limit, began = min(most, done + self._patience()), time.monotonic()
+            numbers = map(jnp.asarray, (*goal, limit))
+            solved = _solve(self.lower, setting, state, self.memory, self.ratio, *numbers, paused)
+            before, done, paused = done, int(solved.sweeps), solved.loop
+            self.seconds_a_sweep = (time.monotonic() - began) / max(done - before, 1)
+            if done >= most or not solved.unfinished:
+                return solved
 
     def _patience(self) -> int:
         """Return after how many sweeps to look at the clock: after all of them where nobody waits."""
