@@ -493,8 +493,6 @@ def test_gam_refuses_what_has_no_gradient():
     )
     with pytest.raises(ValueError, match=r"GAM: expected g strongly convex .* Use the default"):
         bx.solve(problem, 0.5, solver=bx.GAM())
-    with pytest.raises(ValueError, match=r"checkpoint, resume: expected a compiled solver .*, got GAM"):
-        bx.solve(toy(), 0.5, solver=bx.GAM(), checkpoint="run.ckpt")
 
 
 def test_gam_where_the_lower_level_is_infeasible():
