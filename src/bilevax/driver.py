@@ -141,7 +141,8 @@ def solve(
         watch = Watch(began, limit, time_limit, callback, progress, steady=isinstance(method, AbstractSolver))
         # A search looks at rtol all the way; a compiled loop only to stop.
         settings = {"rtol": rtol} if isinstance(method, HostSolver) else {}
-        files = [path and Checkpoint(path, problem, method, **settings) for path in (checkpoint, resume)]
+        open_file = lambda path: None if path is None else Checkpoint(path, problem, method, **settings)
+        files = open_file(checkpoint), open_file(resume)
         if isinstance(method, HostSolver):
             if any(files) and not method.keeps_diary:
                 raise ValueError(
