@@ -13,9 +13,11 @@ from bilevax.derivatives import FlatProblem
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower
 from bilevax.solvers.default.joint_pieces import evaluate_jointly
-from bilevax.solvers.default.quadratic_program import UpperSet
+from bilevax.solvers.default.newton import box_step
+from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 from bilevax.solvers.default.sparse_path import SparsePath
 from shared_data import data_file
+from test_first_order import _chain
 
 
 def network(name: str) -> tuple[bx.BilevelProblem, int, int]:
@@ -107,6 +109,25 @@ def test_large_sparse_problems_are_solved_directly():
     # y = x_0 target is increasing wherever x_0 >= 0, so the rows are slack and Phi is a parabola.
     spread = np.mean(target**2)
     np.testing.assert_allclose(solution.x, [spread / (spread + 0.1), 0.0], atol=1e-6)
+
+
+def test_a_chain_that_starts_at_the_minimiser_of_g_is_certified():
+    # The gradient of g is zero at the start, so that it tells nothing of the forces to come.
+    solution = bx.solve(_chain(7000), np.zeros(3))
+    assert "sweeps" not in solution.stats
+    assert solution.success, solution.message
+
+
+def test_steps_in_a_box_are_those_of_the_quadratic_program():
+    random, found = np.random.default_rng(0), 0
+    for _ in range(20):
+        root, gradient = random.standard_normal((12, 12)) * np.logspace(-1, 0, 12), random.standard_normal(12)
+        hessian, low, high = root.T @ root, -random.random(12), random.random(12)
+        step = box_step(gradient, hessian, low, high)
+        if step is not None:
+            found += 1
+            np.testing.assert_allclose(step, solve_qp(hessian, gradient, np.eye(12), low, high), atol=1e-7)
+    assert found >= 10
 
 
 def test_the_best_case_is_taken_where_the_lower_level_agrees():

@@ -62,6 +62,7 @@ class InteriorLower:
         self._origin = np.concatenate([kept[equal], kept[above], kept[below]])
         self._unit = np.repeat([1.0, 1.0, -1.0], [equal.sum(), above.sum(), below.sum()]) / scale
         self.A, self.B, self.c = sp.csr_matrix(sp.diags(scale) @ A), sp.csr_matrix(sp.diags(scale) @ B), c * scale
+        self._transposed = sp.csr_matrix(self.A.T)
         self.inequality = np.arange(len(c)) >= int(equal.sum())
         self.low, self.high = simple.intervals()
         # A variable with coinciding bounds has no interior: an equality in all but name.
@@ -72,14 +73,16 @@ class InteriorLower:
         self.pull = 1.0
         self._solver: qdldl.Solver | None = None
         self._shift = _SHIFTS[0]
-        self._pattern = np.zeros(0, int)
-        self._matrix: sp.csc_matrix | None = None
+        self._layout: _Layout | None = None
+        self._blocks: tuple[sp.csc_matrix, np.ndarray, np.ndarray] | None = None
 
     def start(self, x: np.ndarray, y: np.ndarray | None = None) -> InteriorPoint:
         """Return a first point: well inside the bounds, all forces alike."""
         y = self.flat.y_rows.well_inside(np.zeros(self.flat.n_y) if y is None else y)
         gradient = np.abs(self.flat.gradients("lower", x, y)[1])
-        self.pull = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), 1e-6)
+        # Near the minimiser of g the gradient says nothing of the forces to come; what bends it over the room does.
+        bend = self.room * float(np.median(self.flat.hessian("lower", "y", "y", x, y).diagonal()))
+        self.pull = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), bend, 1e-6)
         slack = np.maximum(self.c - self.A @ y - self.B @ x, self.room)
         forces = np.full(len(y), self.pull)
         return InteriorPoint(
@@ -102,6 +105,25 @@ class InteriorLower:
     def rooms(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the distances of y from its bounds, 1 where there is none."""
         return np.where(self.has_low, y - self.low, 1.0), np.where(self.has_high, self.high - y, 1.0)
+
+    def moved(self, point: InteriorPoint, x: np.ndarray, step: np.ndarray) -> InteriorPoint:
+        """Return the point after a step of y and the forces, kept inside; the rest follows from the barrier."""
+        along, pushed = step[: self.flat.n_y], step[self.flat.n_y :]
+        room_low, room_high = self.rooms(point.y)
+        along = np.where(self.has_low, np.maximum(along, -_MOST_OF_THE_WAY * room_low), along)
+        along = np.where(self.has_high, np.minimum(along, _MOST_OF_THE_WAY * room_high), along)
+        pushed = np.where(self.inequality, np.maximum(pushed, -_MOST_OF_THE_WAY * point.force), pushed)
+        y, force = point.y + along, point.force + pushed
+        room_low, room_high = self.rooms(y)
+        return dataclasses.replace(
+            point,
+            x=x,
+            y=y,
+            force=force,
+            slack=np.where(self.inequality, point.barrier / np.where(self.inequality, force, 1.0), 0.0),
+            below=np.where(self.has_low, point.barrier / room_low, 0.0),
+            above=np.where(self.has_high, point.barrier / room_high, 0.0),
+        )
 
     def solve(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
         """Return the central point at x, started from a near one; None where Newton's method fails."""
@@ -172,18 +194,19 @@ class InteriorLower:
 
     def _factorise(self, x: np.ndarray, y: np.ndarray, stiffness: np.ndarray, give: np.ndarray) -> None:
         stiffness = stiffness + _TRACE * self.pull / self.room
-        hessian = self.flat.hessian("lower", "y", "y", x, y) + sp.diags(stiffness)
-        self._matrix = sp.block_array([[hessian, self.A.T], [self.A, -sp.diags(give)]], format="csc")
+        hessian = self.flat.hessian("lower", "y", "y", x, y)
+        if self._layout is None or not self._layout.fits(hessian):
+            self._solver, self._layout = None, _Layout(hessian, self.A)
+        self._blocks = hessian, stiffness, give
         # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular; refinement
         # takes it out again.
-        more = np.concatenate([np.full(len(y), self.pull / self.room), np.full(len(give), -self.room / self.pull)])
-        half = sp.csc_matrix(sp.triu(self._matrix + self._shift * sp.diags(more), format="csc"))
-        half.sort_indices()
+        more = self._shift * self.pull / self.room, self._shift * self.room / self.pull
+        half = self._layout.upper_half(hessian, np.concatenate([stiffness + more[0], -give - more[1]]))
         try:
-            if self._solver is not None and np.array_equal(self._pattern, half.indices):
-                self._solver.update(half, upper=True)
+            if self._solver is None:
+                self._solver = qdldl.Solver(half, upper=True)
             else:
-                self._solver, self._pattern = qdldl.Solver(half, upper=True), half.indices.copy()
+                self._solver.update(half, upper=True)
         except RuntimeError as error:
             self._solver = None  # half overwritten
             raise FloatingPointError(str(error)) from error
@@ -193,18 +216,73 @@ class InteriorLower:
         assert self._solver is not None
         right = np.concatenate([along_y, along_rows])
         solution = self._solver.solve(right)
-        residual = right - self._matrix @ solution
+        residual = right - self._times(solution)
         for _ in range(_MAX_REFINEMENTS):
             better = solution + self._solver.solve(residual)
-            left = right - self._matrix @ better
+            left = right - self._times(better)
             if not np.abs(left).max(initial=0.0) < 0.7 * np.abs(residual).max(initial=0.0):
                 break
             solution, residual = better, left
         return solution[: self.flat.n_y], solution[self.flat.n_y :]
 
+    def back_all(self, along_y: sp.csc_matrix, along_rows: sp.csc_matrix) -> np.ndarray:
+        """Solve with the last K for many right-hand sides, given as columns; return the answers as rows."""
+        assert self._solver is not None
+        right = sp.vstack([along_y, along_rows], format="csc")
+        size, count = right.shape
+        answers, side = np.empty((count, size)), np.zeros(size)
+        for index in range(count):
+            entries = slice(right.indptr[index], right.indptr[index + 1])
+            side[right.indices[entries]] = right.data[entries]
+            answers[index] = self._solver.solve(side)
+            side[right.indices[entries]] = 0.0
+        # One product tells whether refinement is needed: a random mixture of the answers against that of the sides.
+        weights = np.random.default_rng(0).choice([-1.0, 1.0], count)
+        mixture = right @ weights
+        if not np.abs(self._times(weights @ answers) - mixture).max() <= _POOR * np.abs(mixture).max():
+            for index, column in enumerate(right.T.toarray()):
+                answers[index] = np.concatenate(self.back(column[: self.flat.n_y], column[self.flat.n_y :]))
+        return answers
+
+    def _times(self, vector: np.ndarray) -> np.ndarray:
+        """Return K times a vector."""
+        assert self._blocks is not None
+        hessian, stiffness, give = self._blocks
+        y, rows = vector[: self.flat.n_y], vector[self.flat.n_y :]
+        return np.concatenate([hessian @ y + stiffness * y + self._transposed @ rows, self.A @ y - give * rows])
+
+
+class _Layout:
+    """Where the entries of H, A and the diagonal lie in the upper half of K, found once for a sparsity of H."""
+
+    def __init__(self, hessian: sp.csc_matrix, A: sp.csr_matrix):
+        n_y, size = A.shape[1], sum(A.shape)
+        self.indptr, self.indices = hessian.indptr, hessian.indices
+        column = np.repeat(np.arange(n_y), np.diff(hessian.indptr))
+        self.upper = hessian.indices <= column
+        rows, entries = A.tocoo(), np.arange(size)
+        place = np.concatenate([column[self.upper], entries, n_y + rows.row]).astype(np.int64) * size
+        place += np.concatenate([hessian.indices[self.upper], entries, rows.col])
+        used, self.where = np.unique(place, return_inverse=True)
+        pointer = np.searchsorted(used, np.arange(size + 1) * size)
+        self.matrix = sp.csc_matrix((np.zeros(len(used)), used % size, pointer), shape=(size, size))
+        self.rows = rows.data
+
+    def fits(self, hessian: sp.csc_matrix) -> bool:
+        """Return whether H still has that sparsity."""
+        return np.array_equal(self.indptr, hessian.indptr) and np.array_equal(self.indices, hessian.indices)
+
+    def upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray) -> sp.csc_matrix:
+        """Return K's upper half; ``diagonal`` is what it has beside H."""
+        entries = np.concatenate([hessian.data[self.upper], diagonal, self.rows])
+        self.matrix.data = np.bincount(self.where, entries, minlength=self.matrix.nnz)
+        return self.matrix
+
 
 _MAX_NEWTON = 120
+_MOST_OF_THE_WAY = 0.9
 _MAX_REFINEMENTS = 30
+_POOR = 1e-9
 _TRACE = 1e-10
 _RIGID = 1e20
 _SHIFTS = (1e-13, 1e-8)

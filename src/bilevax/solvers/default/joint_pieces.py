@@ -62,38 +62,53 @@ def joint_descent(
     lower: InteriorLower, upper: UpperSet, point: JointPoint, rtol: float, iterations: int = 60
 ) -> Iterator[JointPoint]:
     """Yield exact points that descend on Phi, until no descent is left to see."""
-    size = 1 + np.abs(point.x).max(initial=0.0)
-    radius, drag, curved, crawled = 0.1 * size, _FIRST_DRAG, False, 0
+    radius, drag, curved, crawled, failed = 0.1 * (1 + np.abs(point.x).max(initial=0.0)), _FIRST_DRAG, False, 0, False
     adjoint = np.zeros(lower.flat.n_y)
     for _ in range(iterations):
-        found, promise, step = None, 0.0, None
+        found, promise, step, size = None, 0.0, None, 1 + abs(point.value)
+        steepest = 1 + np.linalg.norm(np.concatenate(lower.flat.gradients("upper", point.x, point.y)))
+        settled = True
         for margin in (_UNDECIDED, 0.0):
             step = _step(lower, upper, point, classify(lower, point, margin), adjoint * curved, radius, drag)
-            if step is None or step.predicted <= _EPSILON * (1 + abs(point.value)):
+            if step is None:
+                settled = False
+                continue
+            # A slope can be left to see where the decrease along it is not worth a mention: next to a smooth minimum.
+            slope = step.predicted / max(float(np.linalg.norm(step.point.x - point.x)), 1e-300)
+            if step.predicted <= _EPSILON * size and not (
+                step.predicted > _ROUNDING * size and slope > 0.1 * rtol * steepest
+            ):
                 continue
             promise = max(promise, step.predicted)
             trial = restore(lower, upper, step.point, step.sides)
-            if trial is not None and point.value - trial.value >= 0.1 * step.predicted:
+            if trial is not None and point.value - trial.value >= 0.1 * step.predicted - _ROUNDING * size:
                 found = trial
-                break
+            if found is not None or trial is None:
+                break  # a step too long to be restored is so for either margin
         if found is not None and step is not None:
             length = np.abs(found.x - point.x).max(initial=0.0)
-            small = point.value - found.value <= 1e-3 * rtol * (1 + abs(point.value))
-            crawled, point, adjoint = crawled + 1 if small else 0, found, step.adjoint
-            radius, drag = (2 * radius if length >= 0.9 * radius else radius), max(0.1 * drag, _LEAST_DRAG)
+            gain = point.value - found.value
+            if gain > 1e-3 * rtol * size:
+                crawled = 0
+            elif failed or drag <= _LEAST_DRAG:
+                crawled += 1
+            # Close to the end only second derivatives tell how far to go.
+            point, adjoint, curved = found, step.adjoint, curved or gain <= rtol * size
+            radius = 2 * radius if length >= 0.9 * radius else radius
+            drag, failed = max(0.1 * drag, _LEAST_DRAG), False
             yield point
             if crawled == _MAX_CRAWL:
                 return
             continue
-        if drag >= _MOST_DRAG or (promise == 0.0 and drag >= 1.0):
+        if drag >= _MOST_DRAG or (promise <= _EPSILON * size and (settled or drag >= 1.0)):
             return
         # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
-        curved, drag, radius = not curved, 10 * drag, radius if not curved else 0.5 * radius
+        curved, drag, radius, failed = not curved, 10 * drag, radius if not curved else 0.5 * radius, True
 
 
 # Force and room within which a row is undecided, in the units of `pull` and `room`.
 _UNDECIDED = 1e-7
-_EPSILON = 1e-11
+_EPSILON, _ROUNDING = 1e-11, 1e-15
 _MAX_CRAWL = 3
 # The pull back to the point, of x and y and, a hundred times weaker, of the forces: a tenth of it after each success.
 _FIRST_DRAG, _LEAST_DRAG, _MOST_DRAG = 1e-2, 1e-6, 1e3
@@ -129,10 +144,14 @@ def evaluate_from(
 def restore(lower: InteriorLower, upper: UpperSet, guess: JointPoint, sides: Sides) -> JointPoint | None:
     """Return the nearest point of the piece with these sides, by Newton's method; None where it has none near."""
     point = _on_sides(lower, guess.x, guess.y, guess.force, sides)
-    n_x = lower.flat.n_x
+    n_x, before = lower.flat.n_x, [np.inf, np.inf]
     for _ in range(_MAX_RESTORING):
-        if _residual(lower, point) <= _EXACT:
+        residual = _residual(lower, point)
+        if residual <= _EXACT:
             return _on_rows(lower, upper, point, sides)
+        if residual > 0.5 * before[-2]:
+            return None  # near a solution Newton's method is fast
+        before.append(residual)
         # Steep entries of y move in the units of their curvature: Newton's method must not overshoot a tiny share.
         steep = lower.flat.hessian("lower", "y", "y", point.x, point.y).diagonal() * lower.room / lower.pull
         weights = np.concatenate([np.full(n_x, 1e8), 1e4 * (1 + steep**2)])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bilevax.solvers.default.cholesky import factorise, solve_factored
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.default.sparse_path import SparsePath
@@ -15,7 +16,8 @@ def newton_descent(
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen a hundredfold."""
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
     target = max(0.01 * measure(point), 1e-7 * (1 + np.linalg.norm(point.gradient)))
-    radius = 0.3 * (1 + np.abs(point.x).max(initial=0.0))
+    # Less smoothing makes the model good for shorter steps, if anything: a stage starts near where the last one ended.
+    radius = min(0.3 * (1 + np.abs(point.x).max(initial=0.0)), 10 * oracle.radius)
     for _ in range(iterations):
         if measure(point) <= target:
             return
@@ -30,14 +32,16 @@ def newton_descent(
             trial = oracle.evaluate(upper.project(point.x + step), point.smoothing, point)
             length = np.abs(step).max(initial=0.0)
             if trial is not None and point.value - trial.value >= 1e-3 * predicted:
-                found = trial
-                if point.value - trial.value >= 0.5 * predicted and length >= 0.9 * radius:
+                found, share = trial, (point.value - trial.value) / predicted
+                if share >= 0.5 and length >= 0.9 * radius:
                     radius *= 3
+                elif share < 0.25:
+                    radius = 0.3 * length  # across the valley, not along it
                 break
             radius = 0.25 * length
         if found is None:
             return
-        point = found
+        point, oracle.radius = found, radius
         yield point
 
 
@@ -48,6 +52,11 @@ def trust_region_step(
     upper: UpperSet, x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, radius: float
 ) -> np.ndarray | None:
     """Return the step that minimises the quadratic model within X and a box of that radius."""
+    if upper.is_box:
+        low, high = np.maximum(upper.lower - x, -radius), np.minimum(upper.upper - x, radius)
+        step = box_step(gradient, hessian, low, high)
+        if step is not None:
+            return step
     steps, size = upper.rows.around(x), max(np.abs(gradient).max(initial=0.0), 1e-300)
     box = np.full(len(x), radius)
     return solve_qp(
@@ -58,6 +67,38 @@ def trust_region_step(
         np.concatenate([steps.upper, box]),
         steps.balls,
     )
+
+
+def box_step(gradient: np.ndarray, hessian: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
+    """Return the minimiser of a convex quadratic model within a box that holds 0, by Newton steps projected onto it.
+
+    A hundred times faster than an interior point where it works; None where it gets stuck between bounds.
+    """
+    model = lambda step: float(gradient @ step + 0.5 * step @ (hessian @ step))
+    step, value = np.zeros(len(gradient)), 0.0
+    for _ in range(_MAX_ROUNDS):
+        slope = gradient + hessian @ step
+        free = ~(((step <= low) & (slope > 0)) | ((step >= high) & (slope < 0)))
+        if np.abs(slope[free]).max(initial=0.0) <= 1e-10 * np.abs(gradient).max(initial=0.0):
+            return step
+        try:
+            factor = factorise(hessian[np.ix_(free, free)])
+        except np.linalg.LinAlgError:
+            return None
+        along = np.zeros(len(step))
+        along[free] = -solve_factored(factor, slope[free])
+        for length in _LENGTHS:
+            trial = np.clip(step + length * along, low, high)
+            if model(trial) <= value + 1e-4 * float(slope @ (trial - step)) < value:
+                break
+        else:
+            return None
+        step, value = trial, model(trial)
+    return None
+
+
+_MAX_ROUNDS = 60
+_LENGTHS = 0.5 ** np.arange(12)
 
 
 def convex_model(hessian: np.ndarray) -> np.ndarray:

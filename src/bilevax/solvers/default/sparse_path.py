@@ -13,6 +13,7 @@ and its Hessian follows from the second derivatives of ``f - p' grad_y g`` and o
 import dataclasses
 
 import numpy as np
+import scipy.sparse as sp
 
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
@@ -34,6 +35,8 @@ class SparsePath:
     def __init__(self, lower: InteriorLower, x: np.ndarray, y: np.ndarray | None = None):
         self.lower = lower
         self.start = lower.start(x, y)
+        self.radius = np.inf  # within which the second derivatives last told the truth
+        self._tangent: tuple[InteriorPoint, np.ndarray] | None = None  # where `hessian` was last, d(y, force)/dx there
 
     def begin(self) -> SmoothPoint | None:
         """Return the smoothed point at the start, at no price yet."""
@@ -42,8 +45,11 @@ class SparsePath:
         return self._evaluate(self.start.x, scale, self.start)
 
     def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
-        """Return the smoothed point at x, started from a near one."""
-        return self._evaluate(x, smoothing, warm.state.central)
+        """Return the smoothed point at x, started from a near one, and along the tangent where it is known."""
+        central = warm.state.central
+        if self._tangent is not None and self._tangent[0] is central:
+            central = self.lower.moved(central, x, (x - central.x) @ self._tangent[1])
+        return self._evaluate(x, smoothing, central)
 
     def price(self, point: SmoothPoint) -> float:
         """Return a price for leaving the feasible set: above the rows' typical marginal value."""
@@ -93,24 +99,34 @@ class SparsePath:
         """Return the second derivative of the smoothed objective in x."""
         lower, flat, central = self.lower, self.lower.flat, point.state.central
         self._factorise(central)
-        mixed = flat.hessian("lower", "y", "x", point.x, point.y).toarray()
-        answers = [
-            lower.back(-along_y, -along_rows) for along_y, along_rows in zip(mixed.T, lower.B.toarray().T, strict=True)
-        ]
-        y_x, force_x = (np.array([answer[part] for answer in answers]) for part in (0, 1))
-        directions = np.hstack([np.eye(flat.n_x), y_x])
-        curvature = directions @ flat.curvature(point.x, point.y, -point.state.adjoint, directions).T
+        answers = lower.back_all(-flat.hessian("lower", "y", "x", point.x, point.y), -sp.csc_matrix(lower.B))
+        self._tangent = central, answers
+        bent = flat.lagrangian_hessian(point.x, point.y, -point.state.adjoint)
+        of_x, of_both, of_y = bent[: flat.n_x, : flat.n_x], bent[: flat.n_x, flat.n_x :], bent[flat.n_x :, flat.n_x :]
         # The barriers bend too: (barrier / room)'' = 2 barrier / room^3, and so for the rows' barrier / force.
         room_low, room_high = lower.rooms(point.y)
-        bend = np.where(lower.has_low, central.below / room_low**2, 0.0)
-        bend = bend - np.where(lower.has_high, central.above / room_high**2, 0.0)
-        curvature += (y_x * (2 * bend * point.state.adjoint)) @ y_x.T
+        along_y = np.where(lower.has_low, central.below / room_low**2, 0.0)
+        along_y = along_y - np.where(lower.has_high, central.above / room_high**2, 0.0)
         pressed = np.where(lower.inequality, central.force, 1.0)
-        bend = np.where(lower.inequality, central.slack / pressed**2, 0.0)
-        curvature -= (force_x * (2 * bend * point.state.sensitivity)) @ force_x.T
+        along_rows = np.where(lower.inequality, -central.slack / pressed**2, 0.0)
+        barriers = sp.diags(2 * np.concatenate([along_y * point.state.adjoint, along_rows * point.state.sensitivity]))
+        count = len(along_rows)
+        weights = sp.csr_matrix(sp.block_diag([of_y, sp.csr_matrix((count, count))]) + barriers)
+        curvature = of_x.toarray() + _quadratic_form(answers, weights)
+        if of_both.nnz:
+            curvature += 2 * (of_both @ answers[:, : flat.n_y].T)
         return 0.5 * (curvature + curvature.T)
 
     def _factorise(self, central: InteriorPoint) -> None:
         pressed = np.where(self.lower.inequality, central.force, 1.0)
         give = np.where(self.lower.inequality, central.slack / pressed, 0.0) + central.softness
         self.lower.factorise(central.x, central.y, central.below, central.above, give)
+
+
+def _quadratic_form(rows: np.ndarray, weights: sp.csr_matrix) -> np.ndarray:
+    """Return ``rows weights rows'`` without the columns that add nothing to it: most of a network's flows are zero."""
+    size = np.sqrt(np.einsum("ij,ij->j", rows, rows))
+    share = size * (abs(weights) @ size)
+    used = np.flatnonzero(share > 1e-14 * share.max(initial=0.0))
+    part = rows[:, used]
+    return part @ (weights[used][:, used] @ part.T)
