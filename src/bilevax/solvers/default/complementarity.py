@@ -40,8 +40,12 @@ def _one_by_one(
         if not negative.any():
             break
         rows = rows[~negative]
-    settled = np.zeros(len(free), bool)
+    settled, seen = np.zeros(len(free), bool), set()
     for _ in range(20 * len(free) + 100):
+        state = np.sort(rows).tobytes(), settled.tobytes()
+        if state in seen:
+            return None  # forces follow from the rows: it would go round for ever
+        seen.add(state)
         value = free - compliance @ force
         value[rows] = 0.0
         value[settled] = 0.0

@@ -55,7 +55,8 @@ def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | Non
             if large and (known is not None or not _full(curvature)):
                 return None  # dearer than the whole search
             hessian, shifted = convexified(curvature)
-            dense = (hessian.toarray(), rows.matrix.toarray()) if _full(curvature) and not rows.balls else None
+            suits = not rows.balls and (_full(curvature) or _SMALLEST_FULL < len(point) <= _FEW)
+            dense = (hessian.toarray(), rows.matrix.toarray()) if suits else None
             known, convex = curvature, convex and not shifted
         reach = _REACH * (1 + np.abs(point).max(initial=0.0))
         trace = _TRACE * (1 + np.abs(gradient).max()) / reach
@@ -89,6 +90,7 @@ _TRACE = 1e-8
 _SMALL = 1e-12
 _LARGEST_DENSE = 1500
 _SMALLEST_FULL = 150
+_FEW = 600  # up to so many variables arrays are no loss even where they hold zeros
 _MOST_ENTRIES = 1_000_000
 
 
