@@ -76,7 +76,7 @@ def joint_descent(
             # A slope can be left to see where the decrease along it is not worth a mention: next to a smooth minimum.
             slope = step.predicted / max(float(np.linalg.norm(step.point.x - point.x)), 1e-300)
             if step.predicted <= _EPSILON * size and not (
-                step.predicted > _ROUNDING * size and slope > 0.1 * rtol * steepest
+                step.predicted > _ROUNDING * size and slope > 0.01 * rtol * steepest
             ):
                 continue
             promise = max(promise, step.predicted)
