@@ -5,6 +5,7 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import functools
 import numbers
 import os
 import shutil
@@ -24,8 +25,9 @@ from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline
 from bilevax.certificate import Certificate, certify
 from bilevax.checkpoints import Checkpoint
+from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_lower_level
+from bilevax.lower_level import solve_flat, solve_lower_level
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver, Snapshot
@@ -349,7 +351,8 @@ _EVERY = 0.1  # seconds between two live lines
 class Ending(NamedTuple):
     """How a run came out, whichever solver ran.
 
-    A search that was stopped between exact points may have been on its way to a better one: ``later`` returns (x, y).
+    A search that was stopped between exact points may have been on its way to a better one: ``later`` returns it, made
+    exact, or None.
     """
 
     x: PyTree
@@ -360,7 +363,7 @@ class Ending(NamedTuple):
     state: Any = None
     sweeps: int | None = None
     exact: bool = False
-    later: Callable[[], tuple[PyTree, PyTree]] | None = None
+    later: Callable[[], tuple[PyTree, PyTree] | None] = lambda: None
 
 
 def _iterate(
@@ -467,21 +470,30 @@ def search(
         best = Snapshot(
             inside, np.zeros(flat.n_y) if y is None else _trees.flatten_host(y), "start", np.inf, exact=False
         )
-    last = best if last is None else last
     if best.final:
         watch.ended = None
     return Ending(
         x=flat.x_tree(best.x),
         y=flat.y_tree(best.y),
         steps=max(count - 1, 0),
-        sweeps=last.sweeps,
+        sweeps=(last or best).sweeps,
         converged=best.converged,
         failure=None if best.converged or watch.ended is not None else Status.STALLED,
         exact=best.exact,
-        later=None
-        if last.exact or last.final
-        else lambda: (flat.x_tree(solver.settle(flat, last.x)), flat.y_tree(last.y)),
+        later=functools.partial(_made_exact, flat, solver, last or best, best),
     )
+
+
+def _made_exact(flat: FlatProblem, solver: HostSolver, last: Snapshot, best: Snapshot) -> tuple[PyTree, PyTree] | None:
+    """Return the last point of a search with its exact lower level, if it is better than the best exact point."""
+    if last.exact or last.final:
+        return None
+    x, lower = last.x, solve_flat(flat, last.x, last.y)
+    if lower.outcome is Outcome.INFEASIBLE:
+        x = solver.settle(flat, x)
+        lower = solve_flat(flat, x, last.y)
+    better = not best.exact or flat.value("upper", x, lower.y) < best.value
+    return (flat.x_tree(x), flat.y_tree(lower.y)) if lower.outcome is Outcome.OPTIMAL and better else None
 
 
 def certified(
@@ -494,12 +506,12 @@ def certified(
         y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), y)
         return certify(problem, x, y, delta=getattr(solver, "delta", None))
 
+    later = ending.later() if ending.exact else None
+    ending = ending if later is None else ending._replace(x=later[0], y=later[1])
     certificate = judge(ending.x, ending.y)
-    if ending.later is not None and (ending.exact or certificate.failure is Status.LOWER_INFEASIBLE):
-        x, y = ending.later()
-        later = judge(x, y)
-        if later.failure is None and (certificate.failure is not None or later.value < certificate.value):
-            ending, certificate = ending._replace(x=x, y=y), later
+    if certificate.failure is Status.LOWER_INFEASIBLE and (later := ending.later()) is not None:
+        ending = ending._replace(x=later[0], y=later[1])
+        certificate = judge(*later)
     if np.isnan(certificate.value):
         flat = FlatProblem(problem, ending.x, certificate.y)
         x, y = _trees.flatten_host(ending.x), _trees.flatten_host(certificate.y)
