@@ -1,7 +1,8 @@
-"""One BLAS thread for matrices that it factorises within a second: they gain little from more.
+"""One BLAS thread for matrices that one factorises within a second.
 
-On a busy machine threads that wait for each other lose everything: with six processes on two cores a Cholesky
-factorisation of 1000 rows took forty times as long on two threads as on one, one of 4000 rows three times as long.
+On a busy machine threads that wait for each other lose more than they can gain: two cores at a load of six took forty
+times as long on two threads as on one for a Cholesky factorisation of 1000 rows, three times for one of 4000 rows.
+On an idle machine more threads may pay from fewer rows on; that was not measured.
 """
 
 import functools
