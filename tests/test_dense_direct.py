@@ -32,7 +32,8 @@ def test_programs_by_their_rows_agree_with_clarabel(seed, equalities):
     hessian, gradient, matrix, lower, upper = _program(seed, equalities=equalities)
     found = solve_by_rows(hessian, gradient, matrix, lower, upper)
     expected = solve_qp(sp.csc_matrix(hessian), gradient, sp.csr_matrix(matrix), lower, upper)
-    assert found is not None and expected is not None
+    assert found is not None
+    assert expected is not None
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
@@ -41,7 +42,8 @@ def test_tiny_programs_are_solved_as_exactly_as_others():
     hessian, gradient, matrix, lower, upper = _program(1)
     whole = solve_by_rows(hessian, gradient, matrix, lower, upper)
     tiny = solve_by_rows(hessian, 1e-13 * gradient, matrix, 1e-13 * lower, 1e-13 * upper)
-    assert whole is not None and tiny is not None
+    assert whole is not None
+    assert tiny is not None
     np.testing.assert_allclose(1e13 * tiny, whole, rtol=1e-8, atol=1e-8)
 
 
