@@ -118,6 +118,15 @@ def raise_interrupt():
     raise KeyboardInterrupt
 
 
+@pytest.fixture
+def heeds_interrupts():
+    """A process in the background may have been started deaf to them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize(
     "raising", [raise_interrupt, lambda: os.kill(os.getpid(), signal.SIGINT)], ids=["raise", "kill"]
 )

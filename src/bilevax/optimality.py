@@ -196,7 +196,8 @@ class Rows:
         below, above = self.slack(y)
         bound = np.where(below < above, self.lower, self.upper)
         rows = np.max(-np.minimum(below, above) / (1 + abs(bound)), initial=0.0)
-        return float(max(rows, np.max(-self.ball_gaps(y) / (1 + self.radii), initial=0.0)))
+        balls = np.max(-self.ball_gaps(y) / (1 + self.radii), initial=0.0)
+        return float(max(rows, balls)) + 0.0  # no negative zero
 
 
 def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, float]:
