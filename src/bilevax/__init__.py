@@ -1,6 +1,6 @@
 """Bilevel optimisation with linearly constrained lower levels: certified answers, on JAX."""
 
-from bilevax import reformulation
+from bilevax import datasets, problems, reformulation
 from bilevax.certificate import Certificate, certify
 from bilevax.comparison import Comparison, compare
 from bilevax.coupling import AffineCoupling, LinearCoupling
@@ -46,7 +46,9 @@ __all__ = [
     "Status",
     "certify",
     "compare",
+    "datasets",
     "multistart",
+    "problems",
     "reformulation",
     "run",
     "solve",
