@@ -15,7 +15,7 @@ import pytest
 
 import bilevax as bx
 from bilevax import checkpoints
-from bilevax.problems import NetworkDesign
+from bilevax.demo import made_up_network
 from bilevax.problems.quadratic import random_quadratic
 from known import toy
 from test_driver import FOREVER, SOLVER, same_state
@@ -92,17 +92,7 @@ def bent():
 
 def network():
     """Sparse: g is linear in the flows."""
-    design = NetworkDesign.from_arrays(
-        tail=["a", "b", "a", "c", "b", "c"],
-        head=["b", "a", "c", "a", "c", "b"],
-        time=[1.0, 1.0, 4.0, 4.0, 2.0, 2.0],
-        cost=[1.0, 1.0, 5.0, 5.0, 2.5, 2.5],
-        origin=["a", "b", "a", "b"],
-        destination=["b", "a", "c", "c"],
-        demand=[1.0, 1.0, 1.5, 1.0],
-        outside=[3.0, 3.0, 5.0, 4.0],
-        revenue=[2.0, 2.0, 9.0, 3.0],
-    )
+    design = made_up_network()
     return design.problem(), design.start()
 
 

@@ -54,7 +54,12 @@ def _network() -> tuple[NetworkDesign, str]:
     path = _folder() / "networks" / "net3.json"
     if path.is_file():
         return NetworkDesign.from_json(path), "the paper's network of 3 nodes"
-    network = NetworkDesign.from_arrays(
+    return made_up_network(), "a made-up network, for the paper's was not found"
+
+
+def made_up_network() -> NetworkDesign:
+    """Return a network of three places that needs no file."""
+    return NetworkDesign.from_arrays(
         tail=["harbour", "station", "harbour", "airport", "station", "airport"],
         head=["station", "harbour", "airport", "harbour", "airport", "station"],
         time=[1.0, 1.0, 4.0, 4.0, 2.0, 2.0],
@@ -67,7 +72,6 @@ def _network() -> tuple[NetworkDesign, str]:
         coordinates=[[1.0, 0.8], [0.0, 0.0], [0.4, 0.5]],
         nodes=["airport", "harbour", "station"],
     )
-    return network, "a made-up network, for the paper's was not found"
 
 
 def _folder() -> Path:

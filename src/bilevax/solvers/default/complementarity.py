@@ -6,7 +6,7 @@ Quadratic programs look like this in the space of their rows: the lower level's 
 import numpy as np
 from scipy.linalg import lapack
 
-from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_factored
+from bilevax.solvers.default.cholesky import factorise_nearly, lifted, refined_solver, solve_factored
 
 
 def solve_complementarity(
@@ -106,14 +106,11 @@ def _pivot(
     for _ in range(_MAX_PIVOTS):
         force = np.zeros(len(free))
         if held.any():
-            inner, right = compliance[np.ix_(held, held)], free[held]
             try:
-                factor = factorise_nearly(inner)
+                # Refined, since dependent rows leave a factor only approximately right.
+                force[held] = refined_solver(compliance[np.ix_(held, held)])(free[held])
             except np.linalg.LinAlgError:
                 return None
-            forces = solve_factored(factor, right)
-            # One refinement: dependent rows leave the factor only approximately right.
-            force[held] = forces + solve_factored(factor, right - inner @ forces)
         value = free - compliance @ force
         largest = 1 + np.abs(force).max()
         dropped = held & inequality & (force < -1e-11 * largest)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bilevax.solvers.default.cholesky import factorise, factorise_nearly, lifted, solve_factored
+from bilevax.solvers.default.cholesky import factorise, lifted, refined_solver
 from bilevax.solvers.default.complementarity import independent_rows
 from bilevax.solvers.default.lower import LowerModel, LowerPoint
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
@@ -65,13 +65,8 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
     adjoint = expansion.solve(f_y)
     pull = model.rows.R @ adjoint
     inner = compliance[np.ix_(held, held)]
-    factor = factorise_nearly(inner) if len(held) else inner
-
-    def solve(right: np.ndarray) -> np.ndarray:
-        # Refined once: the trace that keeps the factor definite would be seen in a gradient of large numbers.
-        rough = solve_factored(factor, right)
-        return rough + solve_factored(factor, right - inner @ rough)
-
+    # Refined, since in a gradient of large numbers what keeps a factor definite would be seen.
+    solve = refined_solver(inner) if len(held) else lambda right: right
     force_x = solve(slope[held])
     force_theta = solve(compliance[np.ix_(held, undecided)])
     others = compliance[:, held]
