@@ -39,7 +39,7 @@ from scipy.optimize import linprog
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
 from bilevax.stationarity.distances import distance_to_cone, hull_distance
-from bilevax.stationarity.multipliers import resolve_multipliers, unique_multipliers
+from bilevax.stationarity.multipliers import MultiplierSet, unique_multipliers
 from bilevax.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
 from bilevax.stationarity.point import PointDerivatives, derivatives, normals_of_x, piece_gradient
 from bilevax.stationarity.rows import (
@@ -55,7 +55,7 @@ from bilevax.stationarity.strong import strong_distance, strong_system
 
 # A row counts as active, and a multiplier as zero, within these relative margins: tried in turn, since a point found to
 # seven digits sits 1e-7 beside its kink. The wide ones count in the result.
-_TIGHT = (1e-9, 1e-7, 1e-5)
+_TIGHT = (1e-9, 1e-7, 1e-6, 1e-5)
 _WIDE = (1e-4, 1e-3)
 _GOOD = 1e-8
 _FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
@@ -107,11 +107,11 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
 
 
 def _margins(few: bool) -> Iterator[Margin]:
-    """Yield the margins, the tightest first; with many variables those of coupled rows alone."""
+    """Yield the margins, the tightest first; with many variables the wide ones of coupled rows alone."""
     for size in _TIGHT + _WIDE:
-        if few or size == _TIGHT[0]:
+        if few or size in _TIGHT:
             yield Margin(size, size)
-        if size > _TIGHT[0]:
+        if size > _TIGHT[0] and (few or size in _WIDE):
             yield Margin(size, _TIGHT[0])
 
 
@@ -128,7 +128,8 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, good:
     found = lambda value, test: Stationarity(value, test, gradient, independent, smallest, strict, gap)
     if gradient is not None:
         return found(distance_to_cone(gradient, point) / (1 + np.linalg.norm(gradient)), "smooth")
-    weak, sometimes = resolve_multipliers(active, unique)
+    multipliers = MultiplierSet(active)
+    weak, sometimes = multipliers.resolve(unique)
     strict = not weak.any()  # read by `found`
     # Two extreme pieces give the scale: all undecided rows held, or none of them.
     sets = (~weak, weak | ~weak) if len(point.f_y) <= _MANY else ()
@@ -136,7 +137,7 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, good:
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     scale = 1 + float(max([np.linalg.norm(point.f_x), *norms]))
     system = strong_system(point, active, weak, sometimes)
-    distance, branches = strong_distance(system, good * scale)
+    distance, branches = strong_distance(system, good * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
     pieces, complete = [], False
     if distance > good * scale or weak.sum() <= _FEW_WEAK:

@@ -3,7 +3,16 @@
 The response of y to a direction d of x comes from the multiplier vectors with the largest ``lambda' b d``, and any one
 of those tells it. Where ``b' lambda`` is the same for all vectors, the one at hand therefore serves every direction.
 Otherwise the vectors change with d, and a row is held only if its multiplier is positive in all of them.
+
+A row's multiplier vanishes on the whole face of vectors with the largest ``lambda' cost`` exactly where some v has
+
+    a_i v > cost_i,   a v >= cost on all rows,   a v = cost on equalities and on rows that carry a force on that face,
+
+so one linear program tells of all rows at once. With too many rows to ask each of them, some faces are asked: those of
+each x on which the vectors differ, both ways, and random ones.
 """
+
+import functools
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,7 +21,8 @@ from scipy.optimize import OptimizeResult, linprog
 from bilevax.stationarity.rows import MAX_DENSE, ActiveRows, project_out
 
 _ONE_BY_ONE = 300
-_MAX_PROGRAM = 5000
+_MAX_COORDINATES = 40
+_RANDOM_FACES = 8
 
 
 def unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
@@ -26,41 +36,107 @@ def unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
     return np.abs(project_out(sp.csr_matrix(a.T), random)) <= 1e-7
 
 
-def resolve_multipliers(active: ActiveRows, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which rows count as weak, and which are held for some directions only."""
-    weak, sometimes = active.weak.copy(), np.zeros(len(unique), bool)
-    undecided = np.flatnonzero(~unique & ~active.equality)
-    if len(undecided) == 0 or _same_on_coupled_rows(active):
+class MultiplierSet:
+    """All multiplier vectors of the active rows, once multipliers within the margin of zero are zero."""
+
+    def __init__(self, active: ActiveRows):
+        self.active = active
+        self.known = np.where(active.weak, 0.0, active.multiplier)
+        self.balance = active.a.T @ self.known
+
+    def resolve(self, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows count as weak, and which are held for some directions only."""
+        active = self.active
+        weak, sometimes = active.weak.copy(), np.zeros(len(unique), bool)
+        undecided = np.flatnonzero(~unique & ~active.equality)
+        if len(undecided) == 0 or self._same_on_coupled_rows():
+            return weak, sometimes
+        if len(undecided) > _ONE_BY_ONE:
+            return self._resolve_by_faces()
+        positive = 1e-7 * (1 + np.abs(active.multiplier).max())
+        for row in undecided:
+            cost = np.zeros(len(unique))
+            cost[row] = 1.0
+            # The vector at hand has already answered one of the two questions.
+            if self.known[row] > positive:
+                least = self._least(cost)
+                weak[row], sometimes[row] = False, not (least.status == 0 and least.fun > positive)
+            else:
+                largest = self._least(-cost)
+                weak[row] = largest.status == 0 and -largest.fun <= positive
+                sometimes[row] = not weak[row]
         return weak, sometimes
-    sometimes[undecided] = True
-    if len(undecided) > _ONE_BY_ONE:
-        return weak, sometimes  # too many to ask one by one: the stricter condition stays sufficient
-    positive = 1e-7 * (1 + np.abs(active.multiplier).max())
-    for row in undecided:
-        cost = np.zeros(len(unique))
-        cost[row] = 1.0
-        # The vector at hand has already answered one of the two questions.
-        if active.multiplier[row] > positive:
-            least = _over_multipliers(active, cost)
-            weak[row], sometimes[row] = False, not (least.status == 0 and least.fun > positive)
-        else:
-            largest = _over_multipliers(active, -cost)
-            weak[row] = largest.status == 0 and -largest.fun <= positive
-            sometimes[row] = not weak[row]
-    return weak, sometimes
 
+    def can_vanish(self, rows: np.ndarray) -> bool:
+        """Return whether some vector is zero on all these rows."""
+        return self._least(np.zeros(len(self.known)), rows).status != 2  # 2: proven infeasible
 
-def _same_on_coupled_rows(active: ActiveRows) -> bool:
-    """Return whether all multiplier vectors have the same ``b' lambda``: a random part of it decides."""
-    cost = active.b @ np.random.default_rng(0).standard_normal(active.b.shape[1])
-    # If y can follow x with all rows held, a v = cost, then lambda' cost = (a' lambda)' v is known.
-    if np.abs(_off_range(active.a, cost)).max(initial=0.0) <= 1e-9 * (1 + np.abs(cost).max(initial=0.0)):
-        return True
-    if active.a.shape[1] > _MAX_PROGRAM:
-        return False
-    least, largest = _over_multipliers(active, cost), _over_multipliers(active, -cost)
-    size = 1e-7 * (1 + np.abs(cost) @ np.abs(active.multiplier))
-    return least.status == 0 and largest.status == 0 and -largest.fun - least.fun <= size
+    def _resolve_by_faces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `resolve` does as some faces tell: a row whose multiplier vanishes on one is held sometimes."""
+        active, random = self.active, np.random.default_rng(0)
+        weak = self._vanishing(self.known, np.zeros(len(self.known)))
+        sometimes = np.zeros(len(weak), bool)
+        change = project_out(sp.csr_matrix(active.a[~weak].T), random.standard_normal(int((~weak).sum())))
+        coordinates = np.flatnonzero(np.abs(active.b[~weak].T @ change) > 1e-7)
+        if len(coordinates) > _MAX_COORDINATES:
+            return weak, ~weak & ~active.equality
+        one_by_one, size = np.zeros((len(coordinates), active.b.shape[1])), len(coordinates)
+        one_by_one[np.arange(size), coordinates] = 1.0
+        mixed = random.standard_normal((_RANDOM_FACES if size > 1 else 0, active.b.shape[1]))
+        for direction in (*one_by_one, *-one_by_one, *mixed):
+            cost = active.b @ direction
+            top = self._least(-cost)
+            if top.status != 0:
+                return weak, ~weak & ~active.equality
+            sometimes |= ~weak & self._vanishing(top.x, cost)
+        return weak, sometimes
+
+    def _vanishing(self, multiplier: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """Return the rows without force on the face of vectors with the largest ``lambda' cost``, one of them given."""
+        a, equality = self.active.a, self.active.equality
+        carrying = equality | (multiplier > 1e-9 * (1 + np.abs(multiplier).max()))
+        silent = np.flatnonzero(~carrying)
+        # Unknowns: v, a factor of at least 1 on the cost, and what a row lacks of a distance of 1.
+        of_carrying = sp.hstack([a[carrying], -cost[carrying][:, None], sp.csr_matrix((carrying.sum(), len(silent)))])
+        of_silent = sp.hstack([-a[silent], cost[silent][:, None], -sp.eye(len(silent))])
+        n_y = a.shape[1]
+        apart = linprog(
+            np.r_[np.zeros(n_y + 1), np.ones(len(silent))],
+            A_eq=of_carrying,
+            b_eq=np.zeros(int(carrying.sum())),
+            A_ub=of_silent,
+            b_ub=-np.ones(len(silent)),
+            bounds=[(None, None)] * n_y + [(1, None)] + [(0, 1)] * len(silent),
+            method="highs",
+        )
+        vanishing = ~carrying
+        if apart.status == 0:
+            vanishing[silent] = apart.x[n_y + 1 :] < 0.5
+        return vanishing
+
+    def _same_on_coupled_rows(self) -> bool:
+        """Return whether all vectors have the same ``b' lambda``: a random part of it decides."""
+        active = self.active
+        cost = active.b @ np.random.default_rng(0).standard_normal(active.b.shape[1])
+        # If y can follow x with all rows held, a v = cost, then lambda' cost = (a' lambda)' v is known.
+        if np.abs(_off_range(active.a, cost)).max(initial=0.0) <= 1e-9 * (1 + np.abs(cost).max(initial=0.0)):
+            return True
+        least, largest = self._least(cost), self._least(-cost)
+        size = 1e-7 * (1 + np.abs(cost) @ np.abs(active.multiplier))
+        return least.status == 0 and largest.status == 0 and -largest.fun - least.fun <= size
+
+    def _least(self, cost: np.ndarray, zero: np.ndarray | None = None) -> OptimizeResult:
+        """Minimise over the vectors, over those that are zero on some rows where asked."""
+        low = np.where(self.active.equality, -np.inf, 0.0)
+        high = np.full(len(low), np.inf)
+        high[[] if zero is None else zero] = 0.0
+        return linprog(
+            cost, A_eq=self._transposed, b_eq=self.balance, bounds=np.column_stack([low, high]), method="highs"
+        )
+
+    @functools.cached_property
+    def _transposed(self) -> sp.csc_matrix:
+        return sp.csc_matrix(self.active.a.T)
 
 
 def _off_range(a: sp.csr_matrix, right: np.ndarray) -> np.ndarray:
@@ -71,9 +147,3 @@ def _off_range(a: sp.csr_matrix, right: np.ndarray) -> np.ndarray:
     rest = sp.csr_matrix(a[:, free])
     asked = (np.diff(rest.indptr) > 0) | (right != 0)
     return project_out(sp.csr_matrix(rest[asked].T), right[asked])
-
-
-def _over_multipliers(active: ActiveRows, cost: np.ndarray) -> OptimizeResult:
-    bounds = [(None, None) if free else (0, None) for free in active.equality]
-    balance = active.a.T @ active.multiplier
-    return linprog(cost, A_eq=active.a.T, b_eq=balance, bounds=bounds, method="highs")

@@ -13,6 +13,7 @@ uses both, two programs take the sides apart. What is left is the steepest desce
 import dataclasses
 import heapq
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import scipy.sparse as sp
@@ -49,16 +50,18 @@ class StrongSystem:
     compliance: sp.csr_matrix
     response: np.ndarray
     kind: np.ndarray
+    origin: np.ndarray  # which active rows these are
     normals: sp.csr_matrix
     normal_free: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """A distance, and how far each row uses both of its sides in the direction behind it."""
+    """A distance; how far, in the direction behind it, rows use both of their sides, and rows held sometimes open."""
 
     distance: float
     clash: np.ndarray
+    opened: np.ndarray
 
 
 def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray) -> StrongSystem:
@@ -67,23 +70,24 @@ def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray,
     if active.a.shape[0] * active.a.shape[1] <= MAX_DENSE:
         kink = eliminate(point, active, kind != HELD)
         if kink is not None:
-            return _eliminated(point, kink, kind[kind != HELD])
+            return _eliminated(point, kink, kind)
     return _sparse(point, active, kind)
 
 
 def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> StrongSystem:
     """Return the conditions on the undecided rows alone."""
-    empty = sp.csr_matrix
+    origin, empty = np.flatnonzero(kind != HELD), sp.csr_matrix
     return StrongSystem(
         f_x=kink.gradient,
         f_y=np.zeros(0),
         hessian=empty((0, 0)),
         mixed=empty((0, len(point.f_x))),
-        a=empty((len(kind), 0)),
+        a=empty((len(origin), 0)),
         b=sp.csr_matrix(kink.slope),
         compliance=sp.csr_matrix(kink.compliance),
         response=kink.response,
-        kind=kind,
+        kind=kind[origin],
+        origin=origin,
         normals=point.normals,
         normal_free=point.normal_free,
     )
@@ -112,16 +116,18 @@ def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> St
         compliance=sp.csr_matrix((kept.sum(), kept.sum())),
         response=np.zeros(kept.sum()),
         kind=kind[kept],
+        origin=np.flatnonzero(kept),
         normals=point.normals,
         normal_free=point.normal_free,
     )
 
 
-def strong_distance(system: StrongSystem, good: float) -> tuple[float, int]:
+def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.ndarray], bool]) -> tuple[float, int]:
     """Return the residual of strong stationarity, or of its branches where it is not below ``good``; and their number.
 
-    Best first: the branch with the largest distance is split until it is below ``good``, uses every row one way only
-    (then its direction is a true one), or the work is spent.
+    Best first: the branch with the largest distance is split until it is below ``good``, its direction is a true one,
+    or the work is spent. A true direction uses every row one way only, and opens no rows but such whose multipliers can
+    all be zero at once, which ``can_vanish`` tells.
     """
     order = itertools.count()
     root = _solve(system, system.kind)
@@ -131,13 +137,20 @@ def strong_distance(system: StrongSystem, good: float) -> tuple[float, int]:
     solved = 1
     while True:
         _, _, answer, kind = queue[0]
-        row = int(np.argmax(answer.clash)) if len(kind) else 0
-        if answer.distance <= good or solved >= limit or not answer.clash.any():
+        gone = (system.kind == SOMETIMES) & np.isin(kind, (WEAK, PRESSED, OPEN))
+        split = answer.clash
+        if not split.any() and not can_vanish(system.origin[gone | (answer.opened > 0)]):
+            split = answer.opened
+        if answer.distance <= good or solved >= limit or not split.any():
             return answer.distance, solved
         heapq.heappop(queue)
+        row = int(np.argmax(split))
         for side in _SIDES[int(kind[row])]:
             child = kind.copy()
             child[row] = side
+            gone[row] = kind[row] == SOMETIMES and side == WEAK
+            if gone[row] and not can_vanish(system.origin[gone]):
+                continue
             # More than the parent's distance is inaccuracy, of either of them: not cut off, so as not to flatter.
             part = _solve(system, child)
             heapq.heappush(queue, (-part.distance, next(order), part, child))
@@ -178,10 +191,12 @@ def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
     # Where the conditions contradict each other they give way, at a price: it bounds |v| and |theta| along with |d|.
     answer = attempt(0) or attempt(n_y + len(counted))
     if answer is None:
-        return _Answer(np.inf, np.zeros(count))
+        return _Answer(np.inf, np.zeros(count), np.zeros(count))
     slack, force = np.zeros(count), np.zeros(count)
     slack[signed] = np.maximum(answer.of_signs[: signed.sum()], 0.0)
     force[counted] = np.abs(answer.of_equations[n_x + n_y :])
-    both = np.minimum(slack / (1 + slack.max(initial=0.0)), force / (1 + force.max(initial=0.0)))
-    undecided = np.isin(kind, (SOMETIMES, WEAK)) & (both > _COMPLEMENTARY)
-    return _Answer(answer.distance, np.where(undecided, slack * force, 0.0))
+    opening = slack / (1 + slack.max(initial=0.0))
+    both = np.minimum(opening, force / (1 + force.max(initial=0.0)))
+    clash = np.isin(kind, (SOMETIMES, WEAK)) & (both > _COMPLEMENTARY)
+    opened = (kind == SOMETIMES) & (opening > _COMPLEMENTARY)
+    return _Answer(answer.distance, np.where(clash, slack * force, 0.0), np.where(opened, slack, 0.0))

@@ -8,12 +8,14 @@ Phi has all of them decided, and on it the conditions are equations and inequali
     rows held: equations, force >= 0;  rows open: inequalities, no force.
 
 A step minimises a model of f under these conditions linearised, x + dx in X and in a trust region. Undecided rows may
-at first press and open at once; those that do are decided and the program is solved again (`_step`). The step's end is
+at first press and open at once; `_step` branches on those that do. The step's end is
 brought back to the piece (`restore`), which moves x too: where the lower level is only just feasible, nothing
 but x can give.
 """
 
 import dataclasses
+import heapq
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,6 +41,11 @@ class Sides:
         """Return these sides with those of ``other`` where ``chosen`` is nonzero."""
         pick = lambda name: np.where(getattr(chosen, name), getattr(other, name), getattr(self, name))
         return Sides(pick("below"), pick("above"), pick("rows"))
+
+    @property
+    def each(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The three of them, in the order in which they are given."""
+        return self.below, self.above, self.rows
 
     @property
     def holds(self) -> np.ndarray:
@@ -68,8 +75,9 @@ def joint_descent(
         found, promise, step, size = None, 0.0, None, 1 + abs(point.value)
         steepest = 1 + np.linalg.norm(np.concatenate(lower.flat.gradients("upper", point.x, point.y)))
         settled = True
-        for margin in (_UNDECIDED, 0.0):
-            step = _step(lower, upper, point, classify(lower, point, margin), adjoint * curved, radius, drag)
+        last_look = crawled == _MAX_CRAWL
+        for start, sides in itertools.islice(_readings(lower, point), 2 if last_look else 0, None):
+            step = _step(lower, upper, start, sides, adjoint * curved, radius, drag)
             if step is None:
                 settled = False
                 continue
@@ -84,12 +92,14 @@ def joint_descent(
             if trial is not None and point.value - trial.value >= 0.1 * step.predicted - _ROUNDING * size:
                 found = trial
             if found is not None or trial is None:
-                break  # a step too long to be restored is so for either margin
+                break  # a step too long to be restored is so for any reading
         if found is not None and step is not None:
             length = np.abs(found.x - point.x).max(initial=0.0)
             gain = point.value - found.value
             if gain > 1e-3 * rtol * size:
                 crawled = 0
+            elif last_look:
+                return
             elif failed or drag <= _LEAST_DRAG:
                 crawled += 1
             # Close to the end only second derivatives tell how far to go.
@@ -97,13 +107,62 @@ def joint_descent(
             radius = 2 * radius if length >= 0.9 * radius else radius
             drag, failed = max(0.1 * drag, _LEAST_DRAG), False
             yield point
-            if crawled == _MAX_CRAWL:
-                return
             continue
-        if drag >= _MOST_DRAG or (promise <= _EPSILON * size and (settled or drag >= 1.0)):
+        if last_look or drag >= _MOST_DRAG or (promise <= _EPSILON * size and (settled or drag >= 1.0)):
             return
         # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
         curved, drag, radius, failed = not curved, 10 * drag, radius if not curved else 0.5 * radius, True
+
+
+def _readings(lower: InteriorLower, point: JointPoint) -> Iterator[tuple[JointPoint, Sides]]:
+    """Yield what the point can be taken for: sides undecided within a margin, at face value, and with other forces."""
+    yield point, classify(lower, point, _UNDECIDED)
+    yield point, classify(lower, point, 0.0)
+    for other in _other_forces(lower, point):
+        yield other, classify(lower, other, _UNDECIDED)
+
+
+def _other_forces(lower: InteriorLower, point: JointPoint) -> Iterator[JointPoint]:
+    """Yield the point with other forces, where rows depend on each other: the largest and the least along each x.
+
+    What presses on one row others may carry, and then it can open. Two links of a road, one after the other, are both
+    full, and either of them holds the traffic back.
+    """
+    sides = classify(lower, point, _UNDECIDED)
+    held = sides.rows != OPEN
+    rows, free = lower.A[held], ~(sides.holds | lower.fixed)
+    # A random change of the forces that y does not feel, by projection, tells along which x they are not unique.
+    random, count = np.random.default_rng(0).standard_normal(rows.shape[0]), int(free.sum())
+    whole = sp.bmat([[sp.eye(len(random)), rows[:, free]], [rows[:, free].T, -1e-12 * sp.eye(count)]], format="csc")
+    change = spl.splu(whole).solve(np.concatenate([random, np.zeros(count)]))[: len(random)]
+    gradient = lower.flat.gradients("lower", point.x, point.y)[1]
+    matrix = sp.vstack([rows.T, sp.eye(len(random))], format="csr")
+    low = np.concatenate(
+        [np.where(sides.above == HELD, -np.inf, -gradient), np.where(lower.inequality[held], 0, -np.inf)]
+    )
+    high = np.concatenate([np.where(sides.below == HELD, np.inf, -gradient), np.full(len(random), np.inf)])
+    used = np.concatenate([~lower.fixed, np.ones(len(random), bool)]) & (np.isfinite(low) | np.isfinite(high))
+    weight, now, seen = _NEARBY / lower.pull, point.force[held], set()
+    for index in np.flatnonzero(np.abs(lower.B[held].T @ change) > 1e-6):
+        along = np.asarray(lower.B[held][:, [index]].todense()).ravel()
+        for sign in (1, -1):
+            near = weight * sp.eye(len(now), format="csc"), -sign * along - weight * now
+            solved = solve_sparse_qp(*near, matrix[used], low[used], high[used])
+            if solved is None:
+                continue
+            force = point.force.copy()
+            force[held] = np.where(lower.inequality[held], np.maximum(solved[0], 0.0), solved[0])
+            if np.abs(force).max() > _LARGER * (lower.pull + np.abs(now).max()):
+                continue  # without a bound: the border of what is feasible, which no force can move
+            other = _point(lower, point.x, point.y, force)
+            key = tuple(side.tobytes() for side in classify(lower, other, _UNDECIDED).each)
+            if key not in seen and _residual(lower, other) <= _EXACT:
+                seen.add(key)
+                yield other
+
+
+_LARGER = 10.0
+_NEARBY = 1e-8  # how much the nearest of those forces is preferred
 
 
 # Force and room within which a row is undecided, in the units of `pull` and `room`.
@@ -249,41 +308,57 @@ def _step(
     radius: float,
     drag: float,
 ) -> _Solved | None:
-    """Return the model's step on one piece: rows that would press and open at once are decided by what they do more.
+    """Return the model's best step on one piece, found by branching on the undecided rows.
 
-    Where that leads nowhere they stay on the side they are on.
+    A program with undecided rows bounds what its pieces promise. Where rows press and open at once, they are all
+    decided by what they do more; and, lest that leads nowhere, the worst of them alone the other way.
     """
     flat, x, y = lower.flat, point.x, point.y
     gradient = np.concatenate(flat.gradients("upper", x, y))
     model, _ = convexified(flat.lagrangian_hessian(x, y, adjoint))
     model = model + sp.diags(np.full(len(gradient), drag * (1 + np.abs(gradient).max()) / lower.room))
-    here = classify(lower, point, 0.0)
-    for cautious in (False, True):
-        tried = sides
-        for _ in range(_MAX_DIVES):
-            solved = _program(lower, upper, point, tried, radius, model, gradient, 1e-2 * drag)
-            if solved is None:
-                break
-            torn, now = _torn(lower, solved.point, tried), classify(lower, solved.point, 0.0)
-            if not (torn.below.any() or torn.above.any() or torn.rows.any()):
-                undecided = Sides(tried.below == UNDECIDED, tried.above == UNDECIDED, tried.rows == UNDECIDED)
-                return dataclasses.replace(solved, sides=tried.where(undecided, now))
-            tried = tried.where(torn, here if cautious else now)
-    return None
+    best, promise, branches, order = None, np.inf, [(-np.inf, 0, sides)], itertools.count(1)
+    for _ in range(_MAX_BRANCHES):
+        if not branches or (best is not None and best.predicted >= min(_ENOUGH * promise, -branches[0][0])):
+            break
+        _, _, tried = heapq.heappop(branches)
+        solved = _program(lower, upper, point, tried, radius, model, gradient, 1e-2 * drag)
+        if solved is None:
+            continue
+        promise = min(promise, solved.predicted) if tried is sides else promise
+        torn, now = _torn(lower, solved.point, tried), classify(lower, solved.point, 0.0)
+        most = max(part.max(initial=0.0) for part in torn.each)
+        if most == 0.0 or promise <= _EPSILON * (1 + abs(point.value)):
+            if best is None or solved.predicted > best.predicted:
+                undecided = Sides(*(side == UNDECIDED for side in tried.each))
+                best = dataclasses.replace(solved, sides=tried.where(undecided, now))
+            continue
+        worst, opposite = Sides(*(part == most for part in torn.each)), Sides(*(-side for side in now.each))
+        for chosen, decided in ((torn, now), (worst, opposite)):
+            heapq.heappush(branches, (-solved.predicted, next(order), tried.where(chosen, decided)))
+    return best
 
 
-_MAX_DIVES = 6
+_MAX_BRANCHES = 8
+_ENOUGH = 0.3  # of what the undecided rows promise
 
 
 def _torn(lower: InteriorLower, point: JointPoint, sides: Sides) -> Sides:
-    """Return which undecided rows and bounds have both force and room."""
+    """Return how far undecided rows and bounds have both force and room."""
     room_low, room_high = lower.rooms(point.y)
-    both = lambda side, force, room: (side == UNDECIDED) & (np.minimum(force / lower.pull, room / lower.room) > 1e-8)
+
+    def both(side: np.ndarray, force: np.ndarray, room: np.ndarray) -> np.ndarray:
+        part = np.minimum(force / lower.pull, room / lower.room)
+        return np.where((side == UNDECIDED) & (part > _TORN), part, 0.0)
+
     return Sides(
         below=both(sides.below, point.reduced, room_low),
         above=both(sides.above, -point.reduced, room_high),
         rows=both(sides.rows, point.force, point.slack),
     )
+
+
+_TORN = 1e-8
 
 
 def _program(
