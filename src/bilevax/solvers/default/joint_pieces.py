@@ -14,16 +14,17 @@ but x can give.
 """
 
 import dataclasses
+import functools
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
 from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
-from bilevax.solvers.default.quadratic_program import UpperSet, solve_sparse_qp
+from bilevax.solvers.default.quadratic_program import UpperSet, nearest_on_rows, solve_sparse_qp
 from bilevax.solvers.default.relaxation import convexified
 
 OPEN, UNDECIDED, HELD = -1, 0, 1
@@ -72,30 +73,14 @@ def joint_descent(
     radius, drag, curved, crawled, failed = 0.1 * (1 + np.abs(point.x).max(initial=0.0)), _FIRST_DRAG, False, 0, False
     adjoint = np.zeros(lower.flat.n_y)
     for _ in range(iterations):
-        found, promise, step, size = None, 0.0, None, 1 + abs(point.value)
-        steepest = 1 + np.linalg.norm(np.concatenate(lower.flat.gradients("upper", point.x, point.y)))
-        settled = True
-        last_look = crawled == _MAX_CRAWL
-        for start, sides in itertools.islice(_readings(lower, point), 2 if last_look else 0, None):
-            step = _step(lower, upper, start, sides, adjoint * curved, radius, drag)
-            if step is None:
-                settled = False
-                continue
-            # A slope can be left to see where the decrease along it is not worth a mention: next to a smooth minimum.
-            slope = step.predicted / max(float(np.linalg.norm(step.point.x - point.x)), 1e-300)
-            if step.predicted <= _EPSILON * size and not (
-                step.predicted > _ROUNDING * size and slope > 0.01 * rtol * steepest
-            ):
-                continue
-            promise = max(promise, step.predicted)
-            trial = restore(lower, upper, step.point, step.sides)
-            if trial is not None and point.value - trial.value >= 0.1 * step.predicted - _ROUNDING * size:
-                found = trial
-            if found is not None or trial is None:
-                break  # a step too long to be restored is so for any reading
-        if found is not None and step is not None:
-            length = np.abs(found.x - point.x).max(initial=0.0)
-            gain = point.value - found.value
+        size, last_look = 1 + abs(point.value), crawled == _MAX_CRAWL
+        look = functools.partial(_look, lower, upper, point, adjoint * curved, radius, drag, rtol)
+        seen = look([] if last_look else [(point, classify(lower, point, margin)) for margin in (_UNDECIDED, 0.0)])
+        if seen.found is None and seen.promise == 0.0 and seen.settled:
+            seen = look((other, classify(lower, other, _UNDECIDED)) for other in _other_forces(lower, point))
+        if seen.found is not None:
+            length = np.abs(seen.found.x - point.x).max(initial=0.0)
+            gain = point.value - seen.found.value
             if gain > 1e-3 * rtol * size:
                 crawled = 0
             elif last_look:
@@ -103,23 +88,58 @@ def joint_descent(
             elif failed or drag <= _LEAST_DRAG:
                 crawled += 1
             # Close to the end only second derivatives tell how far to go.
-            point, adjoint, curved = found, step.adjoint, curved or gain <= rtol * size
+            point, adjoint, curved = seen.found, seen.adjoint, curved or gain <= rtol * size
             radius = 2 * radius if length >= 0.9 * radius else radius
             drag, failed = max(0.1 * drag, _LEAST_DRAG), False
             yield point
             continue
-        if last_look or drag >= _MOST_DRAG or (promise <= _EPSILON * size and (settled or drag >= 1.0)):
+        if last_look or drag >= _MOST_DRAG or (seen.promise == 0.0 and (seen.settled or drag >= 1.0)):
             return
         # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
         curved, drag, radius, failed = not curved, 10 * drag, radius if not curved else 0.5 * radius, True
 
 
-def _readings(lower: InteriorLower, point: JointPoint) -> Iterator[tuple[JointPoint, Sides]]:
-    """Yield what the point can be taken for: sides undecided within a margin, at face value, and with other forces."""
-    yield point, classify(lower, point, _UNDECIDED)
-    yield point, classify(lower, point, 0.0)
-    for other in _other_forces(lower, point):
-        yield other, classify(lower, other, _UNDECIDED)
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What was seen of a point: a better one and its adjoint, what decrease was promised, whether all was settled."""
+
+    found: JointPoint | None
+    adjoint: np.ndarray
+    promise: float
+    settled: bool
+
+
+def _look(
+    lower: InteriorLower,
+    upper: UpperSet,
+    point: JointPoint,
+    adjoint: np.ndarray,
+    radius: float,
+    drag: float,
+    rtol: float,
+    readings: Iterable[tuple[JointPoint, Sides]],
+) -> _Look:
+    """Try a step from each reading of the point, its forces and sides, until one leads to a better point."""
+    promise, settled, size = 0.0, True, 1 + abs(point.value)
+    steepest = 1 + np.linalg.norm(np.concatenate(lower.flat.gradients("upper", point.x, point.y)))
+    for start, sides in readings:
+        step = _step(lower, upper, start, sides, adjoint, radius, drag)
+        if step is None:
+            settled = False
+            continue
+        # A slope can be left to see where the decrease along it is not worth a mention: next to a smooth minimum.
+        slope = step.predicted / max(float(np.linalg.norm(step.point.x - point.x)), 1e-300)
+        if step.predicted <= _EPSILON * size and not (
+            step.predicted > _ROUNDING * size and slope > 0.01 * rtol * steepest
+        ):
+            continue
+        promise = max(promise, step.predicted)
+        trial = restore(lower, upper, step.point, step.sides)
+        if trial is None:
+            break  # a step too long to be restored is so for any reading
+        if point.value - trial.value >= 0.1 * step.predicted - _ROUNDING * size:
+            return _Look(trial, step.adjoint, promise, settled)
+    return _Look(None, adjoint, promise, settled)
 
 
 def _other_forces(lower: InteriorLower, point: JointPoint) -> Iterator[JointPoint]:
@@ -129,29 +149,34 @@ def _other_forces(lower: InteriorLower, point: JointPoint) -> Iterator[JointPoin
     full, and either of them holds the traffic back.
     """
     sides = classify(lower, point, _UNDECIDED)
-    held = sides.rows != OPEN
-    rows, free = lower.A[held], ~(sides.holds | lower.fixed)
-    # A random change of the forces that y does not feel, by projection, tells along which x they are not unique.
-    random, count = np.random.default_rng(0).standard_normal(rows.shape[0]), int(free.sum())
-    whole = sp.bmat([[sp.eye(len(random)), rows[:, free]], [rows[:, free].T, -1e-12 * sp.eye(count)]], format="csc")
-    change = spl.splu(whole).solve(np.concatenate([random, np.zeros(count)]))[: len(random)]
-    gradient = lower.flat.gradients("lower", point.x, point.y)[1]
-    matrix = sp.vstack([rows.T, sp.eye(len(random))], format="csr")
-    low = np.concatenate(
-        [np.where(sides.above == HELD, -np.inf, -gradient), np.where(lower.inequality[held], 0, -np.inf)]
+    held, free = sides.rows != OPEN, (sides.below == OPEN) & (sides.above == OPEN) & ~lower.fixed
+    rows, B, now = lower.A[held], lower.B[held], point.force[held]
+    # Conditions on a change of the forces: what it does to grad_y g + A' force, and the forces' signs.
+    matrix, pressed = (
+        sp.vstack([rows.T, sp.eye(len(now))], format="csr"),
+        np.where(lower.inequality[held], -now, -np.inf),
     )
-    high = np.concatenate([np.where(sides.below == HELD, np.inf, -gradient), np.full(len(random), np.inf)])
-    used = np.concatenate([~lower.fixed, np.ones(len(random), bool)]) & (np.isfinite(low) | np.isfinite(high))
-    weight, now, seen = _NEARBY / lower.pull, point.force[held], set()
-    for index in np.flatnonzero(np.abs(lower.B[held].T @ change) > 1e-6):
-        along = np.asarray(lower.B[held][:, [index]].todense()).ravel()
+    low = np.where(sides.above != OPEN, -np.inf, np.where(free, 0.0, -np.maximum(point.reduced, 0.0)))
+    high = np.where(sides.below != OPEN, np.inf, np.where(free, 0.0, np.maximum(-point.reduced, 0.0)))
+    low, high = np.concatenate([low, pressed]), np.concatenate([high, np.full(len(now), np.inf)])
+    used = np.concatenate([~lower.fixed, np.ones(len(now), bool)]) & (np.isfinite(low) | np.isfinite(high))
+    weight = sp.eye(len(now), format="csc") * (_NEARBY / lower.pull)
+
+    def furthest(along: np.ndarray) -> np.ndarray:
+        solved = solve_sparse_qp(weight, -along, matrix[used], low[used], high[used])
+        return np.zeros(len(now)) if solved is None else np.maximum(solved[0], pressed)
+
+    # A random change that y does not feel, of the forces that can be there at all, tells along which x they differ.
+    silent = sides.rows[held] == UNDECIDED
+    carrying = ~silent | (furthest(silent.astype(float)) > _UNDECIDED * lower.pull)
+    random, part, count = np.random.default_rng(0).standard_normal(carrying.sum()), rows[carrying][:, free], free.sum()
+    whole = sp.bmat([[sp.eye(len(random)), part], [part.T, -1e-12 * sp.eye(count)]], format="csc")
+    change = spl.splu(whole).solve(np.concatenate([random, np.zeros(count)]))[: len(random)]
+    seen = set()
+    for index in np.flatnonzero(np.abs(B[carrying].T @ change) > 1e-6):
         for sign in (1, -1):
-            near = weight * sp.eye(len(now), format="csc"), -sign * along - weight * now
-            solved = solve_sparse_qp(*near, matrix[used], low[used], high[used])
-            if solved is None:
-                continue
             force = point.force.copy()
-            force[held] = np.where(lower.inequality[held], np.maximum(solved[0], 0.0), solved[0])
+            force[held] += furthest(sign * B[:, [index]].toarray().ravel())
             if np.abs(force).max() > _LARGER * (lower.pull + np.abs(now).max()):
                 continue  # without a bound: the border of what is feasible, which no force can move
             other = _point(lower, point.x, point.y, force)
@@ -203,25 +228,51 @@ def evaluate_from(
 def restore(lower: InteriorLower, upper: UpperSet, guess: JointPoint, sides: Sides) -> JointPoint | None:
     """Return the nearest point of the piece with these sides, by Newton's method; None where it has none near."""
     point = _on_sides(lower, guess.x, guess.y, guess.force, sides)
-    n_x, before = lower.flat.n_x, [np.inf, np.inf]
+    before = [np.inf, np.inf]
     for _ in range(_MAX_RESTORING):
         residual = _residual(lower, point)
         if residual <= _EXACT:
+            for _ in range(_MAX_POLISHING):
+                polished = _nearer(lower, upper, point, sides, 0.2 * _residual(lower, point), quick=True)
+                if polished is None:
+                    break
+                point = polished
             return _on_rows(lower, upper, point, sides)
         if residual > 0.5 * before[-2]:
             return None  # near a solution Newton's method is fast
         before.append(residual)
-        # Steep entries of y move in the units of their curvature: Newton's method must not overshoot a tiny share.
-        steep = lower.flat.hessian("lower", "y", "y", point.x, point.y).diagonal() * lower.room / lower.pull
-        weights = np.concatenate([np.full(n_x, 1e8), 1e4 * (1 + steep**2)])
-        solved = _program(lower, upper, point, sides, np.inf, sp.diags(weights), np.zeros(len(weights)), 1e-2)
-        if solved is None:
+        nearer = _nearer(lower, upper, point, sides, 0.5 * residual)
+        if nearer is None:
             return None
-        point = _on_sides(lower, upper.project(solved.point.x), solved.point.y, solved.point.force, sides)
+        point = nearer
     return None
 
 
-_MAX_RESTORING = 8
+def _nearer(
+    lower: InteriorLower, upper: UpperSet, point: JointPoint, sides: Sides, wanted: float, quick: bool = False
+) -> JointPoint | None:
+    """Return the point after a step of Newton's method.
+
+    If the residual wanted is met that way, all kinks at hand are kept; otherwise, unless that would not be ``quick``,
+    it may leave those it has to.
+    """
+    flat, piece = lower.flat, _conditions(lower, upper, point, sides)
+    # Steep entries of y move in the units of their curvature: Newton's method must not overshoot a tiny share.
+    steep = flat.hessian("lower", "y", "y", point.x, point.y).diagonal() * lower.room / lower.pull
+    weights = np.concatenate([np.full(flat.n_x, 1e8), 1e4 * (1 + steep**2), np.full(len(lower.c), 1e-2)])
+    weights, start = weights[piece.moving], piece.start
+    arrive = lambda end: _on_sides(lower, upper.project(end.x), end.y, end.force, sides)
+    if not upper.rows.balls:
+        near = nearest_on_rows(weights, piece.matrix, piece.low, piece.high, start)
+        if near is not None and _residual(lower, arrived := arrive(piece.end(near))) <= wanted:
+            return arrived
+    if quick:
+        return None
+    far = solve_sparse_qp(sp.diags(weights, format="csc"), -weights * start, piece.matrix, piece.low, piece.high)
+    return None if far is None else arrive(piece.end(far[0]))
+
+
+_MAX_RESTORING, _MAX_POLISHING = 8, 3
 _EXACT = 1e-9
 
 
@@ -361,6 +412,101 @@ def _torn(lower: InteriorLower, point: JointPoint, sides: Sides) -> Sides:
 _TORN = 1e-8
 
 
+@dataclasses.dataclass(frozen=True)
+class _Conditions:
+    """The conditions of a piece, linearised: ``low <= matrix v <= high`` for v = (dx, dy, force / pull).
+
+    Without the entries of v that do not move: those of y that a bound holds, and the forces of open rows.
+    """
+
+    lower: InteriorLower
+    point: JointPoint
+    moving: np.ndarray
+    used: np.ndarray  # which of the conditions say anything; the first are those on grad_y g
+    matrix: sp.csr_matrix
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def start(self) -> np.ndarray:
+        """The point itself."""
+        flat = self.lower.flat
+        return np.concatenate([np.zeros(flat.n_x + flat.n_y), self.point.force / self.lower.pull])[self.moving]
+
+    def end(self, v: np.ndarray) -> JointPoint:
+        """Return where v leads, with what the conditions say of it."""
+        lower, x, y, n_x, n_y = self.lower, self.point.x, self.point.y, self.lower.flat.n_x, self.lower.flat.n_y
+        whole = np.zeros(len(self.moving))
+        whole[self.moving] = v
+        dx, dy, force = whole[:n_x], whole[n_x : n_x + n_y], lower.pull * whole[n_x + n_y :]
+        reduced = lower.flat.gradients("lower", x, y)[1] + lower.A.T @ force
+        reduced += lower.flat.hessian("lower", "y", "x", x, y) @ dx + lower.flat.hessian("lower", "y", "y", x, y) @ dy
+        slack = self.point.slack - lower.B @ dx - lower.A @ dy
+        return JointPoint(x + dx, y + dy, force, reduced, slack, self.point.value)
+
+
+def _conditions(
+    lower: InteriorLower, upper: UpperSet, point: JointPoint, sides: Sides, radius: float = np.inf
+) -> _Conditions:
+    """Return the conditions for steps from a point, x within a radius of it."""
+    flat, x, y = lower.flat, point.x, point.y
+    n_x, n_y, count = flat.n_x, flat.n_y, len(lower.c)
+    gradient_y = flat.gradients("lower", x, y)[1]
+    hessian, mixed = flat.hessian("lower", "y", "y", x, y), flat.hessian("lower", "y", "x", x, y)
+    steps = upper.rows.around(x)
+    eye, none = sp.eye, lambda r, c: sp.csr_matrix((r, c))
+    blocks = [
+        # grad_y g + H dy + G dx + A' force
+        (
+            sp.hstack([mixed, hessian, lower.pull * lower.A.T]),
+            np.where((sides.above != OPEN) | lower.fixed, -np.inf, -gradient_y),
+            np.where((sides.below != OPEN) | lower.fixed, np.inf, -gradient_y),
+        ),
+        # B dx + A dy against the slack
+        (
+            sp.hstack([lower.B, lower.A, none(count, count)]),
+            np.where(sides.rows == HELD, point.slack, -np.inf),
+            np.where(sides.rows == HELD, point.slack, np.maximum(point.slack, 0.0)),
+        ),
+        (sp.hstack([none(n_y, n_x), eye(n_y), none(n_y, count)]), *_ways(lower, point, np.isfinite(radius))),
+        (
+            sp.hstack([none(count, n_x + n_y), eye(count)]),
+            np.where(lower.inequality, 0.0, -np.inf),
+            np.full(count, np.inf),
+        ),
+        (sp.hstack([steps.matrix, none(len(steps.lower), n_y + count)]), steps.lower, steps.upper),
+        (sp.hstack([eye(n_x), none(n_x, n_y + count)]), np.full(n_x, -radius), np.full(n_x, radius)),
+    ]
+    matrix = sp.vstack([block[0] for block in blocks], format="csc")
+    low, high = (np.concatenate([block[side] for block in blocks]) for side in (1, 2))
+    moving = np.concatenate([np.ones(n_x, bool), ~(sides.holds | lower.fixed), sides.rows != OPEN])
+    matrix = sp.csr_matrix(matrix[:, moving])
+    used = (np.isfinite(low) | np.isfinite(high)) & (np.diff(matrix.indptr) > 0)
+    low = np.where(high - low <= 1e-15, high, low)
+    return _Conditions(lower, point, moving, used, matrix[used], low[used], high[used])
+
+
+def _ways(lower: InteriorLower, point: JointPoint, cautious: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far y may go: to its bounds; for a step only most of the way where grad_y g bends on it.
+
+    A model that takes an entropy for straight would empty a share at once, from where no Newton's method returns.
+    """
+    down, up = np.minimum(lower.low - point.y, 0.0), lower.high - point.y
+    if not cautious:
+        return down, up
+    curvature = lambda y: lower.flat.hessian("lower", "y", "y", point.x, y).diagonal()
+    here = curvature(point.y)
+
+    def part(way: np.ndarray) -> np.ndarray:
+        there = curvature(point.y + np.where(np.isfinite(way), _MOST * way, 0.0))
+        return np.where((there > _BENT * here) | (here > _BENT * there), _MOST * way, way)
+
+    return part(down), part(up)
+
+
+_MOST, _BENT = 0.8, 2.0
+
+
 def _program(
     lower: InteriorLower,
     upper: UpperSet,
@@ -372,51 +518,15 @@ def _program(
     drag: float,
 ) -> _Solved | None:
     """Minimise ``gradient d + d model d / 2`` over d = (dx, dy) and the forces, which are dragged to those at hand."""
-    flat, x, y = lower.flat, point.x, point.y
-    n_x, n_y, count, unit = flat.n_x, flat.n_y, len(lower.c), lower.pull
-    gradient_y = flat.gradients("lower", x, y)[1]
-    hessian, mixed = flat.hessian("lower", "y", "y", x, y), flat.hessian("lower", "y", "x", x, y)
-    steps = upper.rows.around(x)
-    eye, none = sp.eye, lambda r, c: sp.csr_matrix((r, c))
-    blocks = [
-        # grad_y g + H dy + G dx + A' force
-        (
-            sp.hstack([mixed, hessian, unit * lower.A.T]),
-            np.where((sides.above != OPEN) | lower.fixed, -np.inf, -gradient_y),
-            np.where((sides.below != OPEN) | lower.fixed, np.inf, -gradient_y),
-        ),
-        # B dx + A dy against the slack
-        (
-            sp.hstack([lower.B, lower.A, none(count, count)]),
-            np.where(sides.rows == HELD, point.slack, -np.inf),
-            np.where(sides.rows == HELD, point.slack, np.maximum(point.slack, 0.0)),
-        ),
-        (sp.hstack([none(n_y, n_x), eye(n_y), none(n_y, count)]), np.minimum(lower.low - y, 0.0), lower.high - y),
-        (
-            sp.hstack([none(count, n_x + n_y), eye(count)]),
-            np.where(lower.inequality, 0.0, -np.inf),
-            np.full(count, np.inf),
-        ),
-        (sp.hstack([steps.matrix, none(len(steps.lower), n_y + count)]), steps.lower, steps.upper),
-        (sp.hstack([eye(n_x), none(n_x, n_y + count)]), np.full(n_x, -radius), np.full(n_x, radius)),
-    ]
-    matrix = sp.vstack([block[0] for block in blocks], format="csc")
-    low, high = (np.concatenate([block[side] for block in blocks]) for side in (1, 2))
-    # What a bound holds does not move, and an open row has no force: columns the program need not know.
-    moving = np.concatenate([np.ones(n_x, bool), ~(sides.holds | lower.fixed), sides.rows != OPEN])
-    matrix = sp.csr_matrix(matrix[:, moving])
-    used = (np.isfinite(low) | np.isfinite(high)) & (np.diff(matrix.indptr) > 0)
-    low = np.where(high - low <= 1e-15, high, low)
-    whole = sp.block_diag([model, drag * eye(count)], format="csc")
-    linear = np.concatenate([gradient, -drag * point.force / unit])
-    solved = solve_sparse_qp(whole[moving][:, moving], linear[moving], matrix[used], low[used], high[used])
+    piece = _conditions(lower, upper, point, sides, radius)
+    whole = sp.block_diag([model, drag * sp.eye(len(lower.c))], format="csc")[piece.moving][:, piece.moving]
+    linear = np.concatenate([gradient, -drag * point.force / lower.pull])[piece.moving]
+    solved = solve_sparse_qp(whole, linear, piece.matrix, piece.low, piece.high)
     if solved is None:
         return None
-    v, every = np.zeros(len(moving)), np.zeros(len(low))
-    v[moving], every[used] = solved
-    along, force = v[: n_x + n_y], unit * v[n_x + n_y :]
-    reduced = gradient_y + mixed @ v[:n_x] + hessian @ v[n_x : n_x + n_y] + lower.A.T @ force
-    slack = point.slack - lower.B @ v[:n_x] - lower.A @ v[n_x : n_x + n_y]
-    end = JointPoint(x + v[:n_x], y + v[n_x : n_x + n_y], force, reduced, slack, point.value)
+    every = np.zeros(len(piece.used))
+    every[piece.used] = solved[1]
+    end = piece.end(solved[0])
+    along = np.concatenate([end.x - point.x, end.y - point.y])
     predicted = -float(gradient @ along + 0.5 * along @ (model @ along))
-    return _Solved(end, every[:n_y], predicted, sides)
+    return _Solved(end, every[: lower.flat.n_y], predicted, sides)

@@ -10,6 +10,7 @@ from typing import Any
 
 import clarabel
 import numpy as np
+import qdldl
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
@@ -135,6 +136,47 @@ def solve_sparse_qp(
     """Return the minimiser as `solve_qp` does, without sharpening, and the rows' multipliers."""
     solved = _sparse(_Program(hessian, gradient, sp.csr_matrix(matrix), lower, upper, ()))
     return None if solved is None else (solved[0], solved[2])
+
+
+def nearest_on_rows(
+    weights: np.ndarray, matrix: sp.csr_matrix, lower: np.ndarray, upper: np.ndarray, start: np.ndarray
+) -> np.ndarray | None:
+    """Return a point with ``lower <= matrix v <= upper`` near a start that almost has it: without an interior point.
+
+    Rows that the start meets or breaks become equations, and so do those broken on the way; of the points that satisfy
+    them it is the nearest in the norm with these weights. None where that does not lead to one that satisfies all.
+    """
+    unit = 1 / np.sqrt(weights)
+    scaled = sp.csr_matrix(matrix @ sp.diags(unit))
+    v, met = start, np.zeros(len(lower), bool)
+    for _ in range(_MAX_MEETINGS):
+        image, slack = matrix @ v, _MET * (1 + np.abs(v).max(initial=0.0))
+        broken = ~met & ((image <= lower + slack) | (image >= upper - slack))
+        if met.any() and not (~met & ((image < lower) | (image > upper))).any():
+            return v
+        met |= broken
+        rows, goal = scaled[met], np.where(image - lower < upper - image, lower, upper)[met]
+        size, count = len(start), rows.shape[0]
+        whole = sp.bmat([[sp.eye(size), rows.T], [None, -_SOFT * sp.eye(count)]], format="csc")
+        factor = qdldl.Solver(sp.csc_matrix(whole), upper=True)
+        step, miss = np.zeros(size), goal - matrix[met] @ start
+        left, force = miss, np.zeros(count)
+        for _ in range(_MAX_REFINEMENTS):
+            answer = factor.solve(np.concatenate([-step - rows.T @ force, left]))
+            step, force = step + answer[:size], force + answer[size:]
+            left = miss - rows @ step
+            if np.abs(left).max(initial=0.0) <= 1e-14 * (1 + np.abs(goal).max(initial=0.0)):
+                break
+        v = start + unit * step
+        if not np.abs(left).max(initial=0.0) <= slack:
+            return None
+    return None
+
+
+_MAX_MEETINGS = 6
+_MET = 1e-9
+_SOFT = 1e-11
+_MAX_REFINEMENTS = 10
 
 
 def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
