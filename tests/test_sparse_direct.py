@@ -12,7 +12,7 @@ import bilevax as bx
 from bilevax.derivatives import FlatProblem
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_pieces import evaluate_jointly
+from bilevax.solvers.default.joint_point import evaluate_jointly
 from bilevax.solvers.default.newton import box_step
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 from bilevax.solvers.default.sparse_path import SparsePath

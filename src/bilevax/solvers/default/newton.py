@@ -9,9 +9,11 @@ from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.default.sparse_path import SparsePath
 
+MOST_STEPS = 25
+
 
 def newton_descent(
-    oracle: SparsePath, upper: UpperSet, point: SmoothPoint, iterations: int = 25
+    oracle: SparsePath, upper: UpperSet, point: SmoothPoint, iterations: int = MOST_STEPS
 ) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen a hundredfold."""
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)

@@ -81,15 +81,24 @@ class Stage(NamedTuple):
     start: SmoothPoint | None
     smoothing: Any = None
     ended: bool = False
+    steps: int = 0
 
 
 Descent = Callable[[Any, UpperSet, SmoothPoint], Iterator[SmoothPoint]]
 
 
 def follow(
-    oracle: Oracle, upper: UpperSet, stages: int, diary: Diary, descent: Descent | None = None
+    oracle: Oracle,
+    upper: UpperSet,
+    stages: int,
+    diary: Diary,
+    descent: Descent | None = None,
+    patience: float = np.inf,
 ) -> Iterator[Followed]:
-    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage; each stage is a phase of the diary."""
+    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage; each stage is a phase of the diary.
+
+    After a stage of as many steps as there is ``patience`` no more follow: with less smoothing it takes even more.
+    """
     stage, ended = diary.once("stage 0", lambda: _first_stage(oracle)), 0
     for number in range(1, 3 * stages + 1):
         if stage.start is None or ended == stages:
@@ -98,6 +107,8 @@ def follow(
         ended += stage.ended
         if stage.reached is not None:
             yield Followed(stage.reached, is_step=False, ended=stage.ended)
+        if stage.steps >= patience:
+            return
 
 
 def _first_stage(oracle: Oracle) -> Stage:
@@ -112,9 +123,10 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
     point = oracle.evaluate(stage.start.x, stage.smoothing, stage.start)
     if point is None:
         return Stage(None, None)
+    steps = 0
     for step in descent(oracle, upper, point):
         yield Followed(step, is_step=True)
-        point = step
+        point, steps = step, steps + 1
     stiff = oracle.tighten(point)
     if stiff is None:
         return Stage(point, None)
@@ -122,7 +134,7 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
         # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
         kappa = max(5 * point.smoothing.kappa, oracle.price(point))
         return Stage(point, point, dataclasses.replace(point.smoothing, kappa=kappa))
-    return Stage(point, *oracle.advance(point, stiff), ended=True)
+    return Stage(point, *oracle.advance(point, stiff), ended=True, steps=steps)
 
 
 class History:

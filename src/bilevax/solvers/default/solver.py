@@ -24,9 +24,10 @@ from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.first_order import PairOracle
 from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_pieces import JointPoint, evaluate_from, evaluate_jointly, joint_descent
+from bilevax.solvers.default.joint_pieces import joint_descent
+from bilevax.solvers.default.joint_point import JointPoint, evaluate_from, evaluate_jointly
 from bilevax.solvers.default.lower import LowerModel
-from bilevax.solvers.default.newton import newton_descent
+from bilevax.solvers.default.newton import MOST_STEPS, newton_descent
 from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
 from bilevax.solvers.default.relaxation import BestCase, best_case, joint_rows
@@ -152,8 +153,8 @@ class Default(HostSolver):
         smooth = x
         if multipliers is None:
             path = diary.learner(lambda: SparsePath(lower, x, y))
-            descent = newton_descent if len(x) <= _FEW else smooth_descent
-            for step in follow(path, upper, self.stages - 1, diary, descent):
+            descent, patience = (newton_descent, MOST_STEPS) if len(x) <= _FEW else (smooth_descent, np.inf)
+            for step in follow(path, upper, self.stages - 1, diary, descent, patience):
                 smooth = step.point.x
                 if step.is_step:
                     yield Snapshot(smooth, step.point.y, "smooth descent", step.point.value, exact=False)
