@@ -8,8 +8,8 @@ A row's multiplier vanishes on the whole face of vectors with the largest ``lamb
 
     a_i v > cost_i,   a v >= cost on all rows,   a v = cost on equalities and on rows that carry a force on that face,
 
-so one linear program tells of all rows at once. With too many rows to ask each of them, some faces are asked: those of
-each x on which the vectors differ, both ways, and random ones.
+so one linear program tells of all rows at once. A row that is silent on none of the faces looked at counts as held:
+those of each x along which the vectors differ, both ways, and random ones.
 """
 
 import functools
@@ -20,9 +20,9 @@ from scipy.optimize import OptimizeResult, linprog
 
 from bilevax.stationarity.rows import MAX_DENSE, ActiveRows, project_out
 
-_ONE_BY_ONE = 300
 _MAX_COORDINATES = 40
-_RANDOM_FACES = 8
+_RANDOM_FACES = 64, 8  # with few variables, with many
+_MANY = 2000
 
 
 def unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
@@ -46,50 +46,32 @@ class MultiplierSet:
 
     def resolve(self, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which rows count as weak, and which are held for some directions only."""
-        active = self.active
-        weak, sometimes = active.weak.copy(), np.zeros(len(unique), bool)
-        undecided = np.flatnonzero(~unique & ~active.equality)
-        if len(undecided) == 0 or self._same_on_coupled_rows():
-            return weak, sometimes
-        if len(undecided) > _ONE_BY_ONE:
-            return self._resolve_by_faces()
-        positive = 1e-7 * (1 + np.abs(active.multiplier).max())
-        for row in undecided:
-            cost = np.zeros(len(unique))
-            cost[row] = 1.0
-            # The vector at hand has already answered one of the two questions.
-            if self.known[row] > positive:
-                least = self._least(cost)
-                weak[row], sometimes[row] = False, not (least.status == 0 and least.fun > positive)
-            else:
-                largest = self._least(-cost)
-                weak[row] = largest.status == 0 and -largest.fun <= positive
-                sometimes[row] = not weak[row]
+        active, random = self.active, np.random.default_rng(0)
+        nowhere = np.zeros(len(unique), bool)
+        if unique.all() or self._same_on_coupled_rows():
+            return active.weak, nowhere
+        weak = self._vanishing(self.known, np.zeros(len(self.known)))
+        # Along which x the vectors differ: a random change of them, on the rows that carry a force at all, tells.
+        change = project_out(sp.csr_matrix(active.a[~weak].T), random.standard_normal(int((~weak).sum())))
+        coordinates = np.flatnonzero(np.abs(active.b[~weak].T @ change) > 1e-7)
+        strictest = weak, ~weak & ~active.equality
+        if len(coordinates) > _MAX_COORDINATES:
+            return strictest
+        one_by_one, size = np.zeros((len(coordinates), active.b.shape[1])), len(coordinates)
+        one_by_one[np.arange(size), coordinates] = 1.0
+        mixed = random.standard_normal((_RANDOM_FACES[active.a.shape[1] > _MANY], active.b.shape[1]))
+        sometimes = nowhere
+        for direction in (*one_by_one, *-one_by_one, *(mixed if size > 1 else ())):
+            cost = active.b @ direction
+            top = self._least(-cost)
+            if top.status != 0:
+                return strictest
+            sometimes = sometimes | (~weak & self._vanishing(top.x, cost))
         return weak, sometimes
 
     def can_vanish(self, rows: np.ndarray) -> bool:
         """Return whether some vector is zero on all these rows."""
         return self._least(np.zeros(len(self.known)), rows).status != 2  # 2: proven infeasible
-
-    def _resolve_by_faces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `resolve` does as some faces tell: a row whose multiplier vanishes on one is held sometimes."""
-        active, random = self.active, np.random.default_rng(0)
-        weak = self._vanishing(self.known, np.zeros(len(self.known)))
-        sometimes = np.zeros(len(weak), bool)
-        change = project_out(sp.csr_matrix(active.a[~weak].T), random.standard_normal(int((~weak).sum())))
-        coordinates = np.flatnonzero(np.abs(active.b[~weak].T @ change) > 1e-7)
-        if len(coordinates) > _MAX_COORDINATES:
-            return weak, ~weak & ~active.equality
-        one_by_one, size = np.zeros((len(coordinates), active.b.shape[1])), len(coordinates)
-        one_by_one[np.arange(size), coordinates] = 1.0
-        mixed = random.standard_normal((_RANDOM_FACES if size > 1 else 0, active.b.shape[1]))
-        for direction in (*one_by_one, *-one_by_one, *mixed):
-            cost = active.b @ direction
-            top = self._least(-cost)
-            if top.status != 0:
-                return weak, ~weak & ~active.equality
-            sometimes |= ~weak & self._vanishing(top.x, cost)
-        return weak, sometimes
 
     def _vanishing(self, multiplier: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """Return the rows without force on the face of vectors with the largest ``lambda' cost``, one of them given."""
