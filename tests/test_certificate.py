@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import bilevax as bx
 from known import (
@@ -689,3 +690,28 @@ def test_settings_in_a_fresh_process_with_double_precision():
     namespace = {}
     exec(SETTINGS.replace("jnp.float64", "jnp.float32").replace("print", "answer = "), namespace)
     assert json.loads(namespace["answer"])[1:] == [value, stationarity, x]
+
+
+@pytest.mark.parametrize(
+    ("cost", "value", "least", "stationary"),
+    [
+        ((0.4, 0.6), -1.0, -np.inf, True),  # the price of y is worth both links together
+        ((0.4, 0.7), -1.0, -np.inf, False),  # one of them is too wide
+        ((-0.1, 1.1), -1.0, -np.inf, False),  # one of them pays on its own
+        ((0.1, 0.2), 1.0, 1.0, True),  # more y would hurt, and less cannot be
+        ((-0.1, 0.2), 1.0, 1.0, False),  # one of them may open: y does not follow
+        ((0.1, 0.2), -1.0, 1.0, False),  # both may open together
+    ],
+)
+@pytest.mark.parametrize("copies", [1, 3])
+def test_rows_of_which_either_holds_y_back(cost, value, least, stationary, copies):
+    # y = min(x_0, x_1) as long as that is below 3: at x_0 = x_1 either row can carry the force, and either can open.
+    pairs = sp.kron(sp.eye(copies), np.ones((2, 1)))
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.tile(jnp.array(cost), copies) @ x + value * jnp.sum(y),
+        lambda x, y: 0.5 * jnp.sum((y - 3) ** 2),
+        bx.LinearCoupling(A=pairs, B=-sp.eye(2 * copies), upper=0.0),
+        x_set=bx.Box(least, np.inf),
+    )
+    certificate = bx.certify(problem, np.ones(2 * copies))
+    assert (certificate.stationarity <= 1e-6) == stationary, certificate

@@ -10,11 +10,13 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.derivatives import FlatProblem
+from bilevax.problems import NetworkDesign
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_point import evaluate_jointly
+from bilevax.solvers.default.joint_point import EXACT, evaluate_jointly, residual
 from bilevax.solvers.default.newton import box_step
-from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
+from bilevax.solvers.default.other_forces import other_forces
+from bilevax.solvers.default.quadratic_program import UpperSet, nearest_on_rows, solve_qp
 from bilevax.solvers.default.sparse_path import SparsePath
 from shared_data import data_file
 from test_first_order import _chain
@@ -91,6 +93,77 @@ def test_exact_evaluation_agrees_with_the_certificate():
     point = evaluate_jointly(InteriorLower(flat), UpperSet(flat.x_rows), x)
     assert point is not None
     assert point.value == pytest.approx(bx.certify(problem, x).value, abs=1e-7)
+
+
+def roads(seed: int, towns: int = 5, pairs: int = 6) -> NetworkDesign:
+    """Return a made-up road network: half of its roads are two links, one after the other, and all exist in part."""
+    random = np.random.default_rng(seed)
+    place = random.random((towns, 2))
+    distance = np.linalg.norm(place[:, None] - place, axis=2)
+    near = {(town, int(other)) for town in range(towns) for other in np.argsort(distance[town])[1:3]}
+    near |= {(town, town + 1) for town in range(towns - 1)}
+    tail, head, time = [], [], []
+    for start, end in sorted(near | {(end, start) for start, end in near}):
+        middle = [len(tail) + towns] if random.random() < 0.5 else []
+        tail, head = [*tail, start, *middle], [*head, *middle, end]
+        time += [distance[start, end] / (1 + len(middle))] * (1 + len(middle))
+    every = [(a, b) for a in range(towns) for b in range(towns) if a != b]
+    origin, destination = zip(*(every[index] for index in random.choice(len(every), pairs, replace=False)), strict=True)
+    demand = random.uniform(0.3, 2.0, pairs)
+    outside = 1.5 * distance[list(origin), list(destination)] + 0.3
+    return NetworkDesign.from_arrays(tail, head, time, time, origin, destination, demand, outside, demand, existing=0.1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_roads_of_several_full_links_are_certified(seed):
+    # Most links end up just full, some at no price, and in a row of them any can be the one that holds traffic back.
+    design = roads(seed)
+    solution = bx.solve(design.problem(), design.start())
+    assert solution.success, solution.message
+    x, existing = np.asarray(solution.x), np.broadcast_to(design.existing, len(design.tail))
+    worth = lambda z: design.utility(z, bx.solve_lower_level(design.problem(), z).y)
+    for route in design._graph.shortest_routes(design.origin, design.destination)[:3]:
+        for change in (1e-3, -1e-3):
+            moved = x.copy()
+            moved[route] += change
+            assert worth(np.maximum(moved, existing)) <= -solution.value + 1e-9
+
+
+def test_other_forces_are_the_extremes_of_full_links_in_a_row():
+    # One pair on two links of one road, both full: either of them can carry the whole price.
+    design = NetworkDesign.from_arrays([0, 1], [1, 2], [0.1, 0.2], 1.0, [0], [2], [1.0], [2.0], [1.0])
+    problem, x = design.problem(), np.array([0.4, 0.4])
+    flat = FlatProblem(problem, x, problem.y_like)
+    lower = InteriorLower(flat)
+    point = evaluate_jointly(lower, UpperSet(flat.x_rows), x)
+    assert point is not None
+    prices = lower.inequality & (np.diff(lower.B.indptr) > 0)
+    # The share 0.4 is chosen at a price of ln(0.6 / 0.4) + 2 - 0.3, in the units of unit rows.
+    total = (np.log(0.6 / 0.4) + 1.7) * np.sqrt(2)
+    assert point.force[prices].sum() == pytest.approx(total, abs=1e-6)
+    others = list(other_forces(lower, point))
+    for other in others:
+        assert residual(lower, other) <= EXACT
+        assert np.array_equal(other.x, point.x)
+        assert np.array_equal(other.y, point.y)
+    found = sorted(tuple(np.round(other.force[prices] / total, 6)) for other in others)
+    assert found == [(0.0, 1.0), (1.0, 0.0)]
+
+
+def test_nearest_point_on_rows():
+    random = np.random.default_rng(0)
+    matrix, start = sp.csr_matrix(random.standard_normal((8, 20))), random.standard_normal(20)
+    weights, image = random.uniform(0.5, 2.0, 20), matrix @ start
+    low, high = image - 1.0, image + 1.0
+    low[:3] = high[:3] = image[:3] + 1e-3  # broken equations
+    low[3] = image[3] + 1e-4  # a broken bound
+    near = nearest_on_rows(weights, matrix, low, high, start)
+    assert near is not None
+    best = solve_qp(np.diag(weights), -weights * start, matrix.toarray(), low, high)
+    np.testing.assert_allclose(near, best, atol=1e-9)
+    twice = sp.vstack([matrix, matrix[:1]], format="csr")
+    contradicting = nearest_on_rows(weights, twice, np.append(low, low[0] + 0.1), np.append(high, high[0] + 0.1), start)
+    assert contradicting is None
 
 
 def test_large_sparse_problems_are_solved_directly():
