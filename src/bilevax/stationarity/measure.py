@@ -11,8 +11,8 @@ y and G its mixed derivative, the gradient of one piece comes from the KKT syste
 *Strong* test: rows with zero multiplier are undecided. Strong stationarity asks for (w, xi) with
 
     H w + a' xi = -grad_y f,
-    a_i w  = 0,  xi_i free    where lambda_i > 0 for every multiplier vector,
-    a_i w  = 0,  xi_i >= 0    where lambda_i > 0 for some multiplier vectors but not for all (dependent rows),
+    a_i w  = 0,  xi_i free    where lambda_i > 0 whatever the direction of x,
+    a_i w  = 0,  xi_i >= 0    where lambda_i > 0 for some directions only (dependent rows; see `multipliers`),
     a_i w >= 0,  xi_i >= 0    where lambda_i = 0 (the vector at hand decides alone if b' lambda is unique),
 
 that leave ``grad_x f + G' w + b' xi`` in the negative normal cone of X. No direction then descends, and the rows'
