@@ -140,8 +140,11 @@ def minimise(
             result = _settled(objective, constraints, rows, origin, tolerance)
         if result is None:
             result = _newton(objective, constraints, rows, origin, tolerance)
-        if start is not None and result.outcome is Outcome.INACCURATE:
-            result = _better(result, _newton(objective, constraints, rows, np.zeros(size), tolerance))
+        # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
+        if start is not None and (result.outcome is Outcome.INACCURATE or result.complementarity > _SHARP):
+            cold = _newton(objective, constraints, rows, np.zeros(size), tolerance)
+            blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
+            result = result if blunter else _better(result, cold)
     if result is not None and (result.outcome is not Outcome.INACCURATE or result.infeasibility <= tolerance):
         return result
     # Nothing clean came out: measure how feasible the problem is, and solve the nearest feasible one.
@@ -162,6 +165,9 @@ def minimise(
             break
     assert result is not None
     return result
+
+
+_SHARP = 1e-14  # with the active rows known it is rounding
 
 
 def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:

@@ -28,10 +28,11 @@ def joint_descent(
     radius, drag, curved, crawled, failed = 0.1 * (1 + np.abs(point.x).max(initial=0.0)), _FIRST_DRAG, False, 0, False
     adjoint = np.zeros(lower.flat.n_y)
     for _ in range(iterations):
-        last_look, worth = crawled == _MAX_CRAWL, 1e-3 * rtol * (1 + abs(point.value))
+        last_look, size = crawled == _MAX_CRAWL, 1 + abs(point.value)
+        worth, none = 1e-3 * rtol * size, _EPSILON * size
         look = functools.partial(_look, lower, upper, point, adjoint * curved, radius, drag, rtol, worth * last_look)
         seen = look([] if last_look else [(point, classify(lower, point, margin)) for margin in (NEAR, 0.0)])
-        if seen.found is None and seen.promise == 0.0 and seen.settled:
+        if seen.found is None and seen.promise <= none and seen.settled:
             seen = look((other, classify(lower, other, NEAR)) for other in other_forces(lower, point))
         if seen.found is not None:
             length = np.abs(seen.found.x - point.x).max(initial=0.0)
@@ -46,7 +47,7 @@ def joint_descent(
             drag, failed = max(0.1 * drag, _LEAST_DRAG), False
             yield point
             continue
-        if last_look or drag >= _MOST_DRAG or (seen.promise == 0.0 and (seen.settled or drag >= 1.0)):
+        if last_look or drag >= _MOST_DRAG or (seen.promise <= none and (seen.settled or drag >= 1.0)):
             return
         # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
         curved, drag, radius, failed = not curved, 10 * drag, radius if not curved else 0.5 * radius, True

@@ -151,14 +151,18 @@ def nearest_on_rows(
     v, met = start, np.zeros(len(lower), bool)
     for _ in range(_MAX_MEETINGS):
         image, slack = matrix @ v, _MET * (1 + np.abs(v).max(initial=0.0))
-        broken = ~met & ((image <= lower + slack) | (image >= upper - slack))
-        if met.any() and not (~met & ((image < lower) | (image > upper))).any():
+        touched = ~met & ((image <= lower + slack) | (image >= upper - slack))
+        broken = ~met & ((image < lower) | (image > upper))
+        if not (broken if met.any() else touched).any():
             return v
-        met |= broken
+        met |= touched
         rows, goal = scaled[met], np.where(image - lower < upper - image, lower, upper)[met]
         size, count = len(start), rows.shape[0]
         whole = sp.bmat([[sp.eye(size), rows.T], [None, -_SOFT * sp.eye(count)]], format="csc")
-        factor = qdldl.Solver(sp.csc_matrix(whole), upper=True)
+        try:
+            factor = qdldl.Solver(sp.csc_matrix(whole), upper=True)
+        except RuntimeError:
+            return None
         step, miss = np.zeros(size), goal - matrix[met] @ start
         left, force = miss, np.zeros(count)
         for _ in range(_MAX_REFINEMENTS):
