@@ -185,7 +185,7 @@ KILLED_DEFAULT = textwrap.dedent(
         ("quadratic", 0, 99),
         ("quadratic", 12, 99),
         ("quadratic", 99, 5),
-        ("network", 20, 99),
+        ("network", 12, 99),
         ("bent, first-order", 99, 3),
     ],
 )

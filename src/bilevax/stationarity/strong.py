@@ -139,7 +139,7 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
         _, _, answer, kind = queue[0]
         gone = (system.kind == SOMETIMES) & np.isin(kind, (WEAK, PRESSED, OPEN))
         split = answer.clash
-        if not split.any() and not can_vanish(system.origin[gone | (answer.opened > 0)]):
+        if not split.any() and answer.opened.any() and not can_vanish(system.origin[gone | (answer.opened > 0)]):
             split = answer.opened
         if answer.distance <= good or solved >= limit or not split.any():
             return answer.distance, solved

@@ -29,7 +29,7 @@ def joint_descent(
     adjoint = np.zeros(lower.flat.n_y)
     for _ in range(iterations):
         last_look, size = crawled == _MAX_CRAWL, 1 + abs(point.value)
-        worth, none = 1e-3 * rtol * size, _EPSILON * size
+        worth, none = 1e-5 * rtol * size, _EPSILON * size
         look = functools.partial(_look, lower, upper, point, adjoint * curved, radius, drag, rtol, worth * last_look)
         seen = look([] if last_look else [(point, classify(lower, point, margin)) for margin in (NEAR, 0.0)])
         if seen.found is None and seen.promise <= none and seen.settled:
@@ -42,7 +42,7 @@ def joint_descent(
             elif failed or drag <= _LEAST_DRAG:
                 crawled += 1
             # Close to the end only second derivatives tell how far to go.
-            point, adjoint, curved = seen.found, seen.adjoint, curved or gain <= 1e3 * worth
+            point, adjoint, curved = seen.found, seen.adjoint, curved or gain <= rtol * size
             radius = 2 * radius if length >= 0.9 * radius else radius
             drag, failed = max(0.1 * drag, _LEAST_DRAG), False
             yield point
