@@ -2,7 +2,7 @@
 
 The response of y to a direction d of x comes from the multiplier vectors with the largest ``lambda' b d``, and any one
 of those tells it. Where ``b' lambda`` is the same for all vectors, the one at hand therefore serves every direction.
-Otherwise the vectors change with d, and a row is held only if its multiplier is positive in all of them.
+Otherwise the vectors change with d, and a row is held whatever d only if no face of them silences it.
 
 A row's multiplier vanishes on the whole face of vectors with the largest ``lambda' cost`` exactly where some v has
 

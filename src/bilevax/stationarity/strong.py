@@ -137,11 +137,13 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
     solved = 1
     while True:
         _, _, answer, kind = queue[0]
+        if answer.distance <= good or solved >= limit:
+            return answer.distance, solved
         gone = (system.kind == SOMETIMES) & np.isin(kind, (WEAK, PRESSED, OPEN))
         split = answer.clash
         if not split.any() and answer.opened.any() and not can_vanish(system.origin[gone | (answer.opened > 0)]):
             split = answer.opened
-        if answer.distance <= good or solved >= limit or not split.any():
+        if not split.any():
             return answer.distance, solved
         heapq.heappop(queue)
         row = int(np.argmax(split))
