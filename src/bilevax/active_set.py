@@ -19,6 +19,7 @@ _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying 
 _ROUNDING = 1e-12  # violations and wrong signs below this, relatively, do not correct a guess
 _MOST_DAMPED = 200  # steps where the objective has a domain: they are cut short at its borders
 _MOST_HALVINGS = 20
+_CAUTIOUS = 3.0  # distances to a border shrink twentyfold
 _EXACT = 1e-14  # an error at which there is nothing left to gain
 
 
@@ -142,17 +143,19 @@ def _moved(
 ) -> tuple[float, Point | None]:
     """The share of a move after which the objective is still finite, and the point it leads to; None where none is.
 
-    A move that would leave the domain is bent first, which does well near logarithms, and otherwise cut short.
+    A move that would leave the domain is bent, which does well near logarithms, or else bent less.
     """
-    longest = rows.domain.reach(at.y, move)
-    if longest < 1.0:
-        bent = measure(Local(at.objective, rows.domain.bent(at.y, move)), rows, *multipliers)
+    domain, length = rows.domain, 1.0
+    if domain.bounded and domain.leaves(at.y, move):
+        bent = measure(Local(at.objective, domain.bent(at.y, move)), rows, *multipliers)
         if bent.error < 0.9 * error:
-            return longest, bent
-    for length in longest * 0.5 ** np.arange(_MOST_HALVINGS):
-        moved = at.moved(length * move)
+            return 0.5, bent
+        length = 0.5
+    for shorter in 0.5 ** np.arange(_MOST_HALVINGS):
+        end = domain.bent(at.y, shorter * move, _CAUTIOUS) if domain.bounded else at.y + shorter * move
+        moved = Local(at.objective, end)
         if np.all(np.isfinite(moved.y)) and np.all(np.isfinite(moved.gradient)):
-            return float(length), measure(moved, rows, *multipliers)
+            return min(length, float(shorter)), measure(moved, rows, *multipliers)
     return 0.0, None
 
 

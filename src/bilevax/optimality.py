@@ -140,23 +140,21 @@ class Domain:
     def bounded(self) -> bool:
         return bool(np.any(np.isfinite(self.low)) or np.any(np.isfinite(self.high)))
 
-    def reach(self, y: np.ndarray, step: np.ndarray) -> float:
-        """The share of a step, at most 1, that goes nine tenths of the way to the nearest border."""
-        room = np.where(step < 0, y - self.low, self.high - y)
-        heading = (step != 0) & np.isfinite(room)
-        return float(np.min(_MOST * room[heading] / abs(step[heading]), initial=1.0))
+    def leaves(self, y: np.ndarray, step: np.ndarray) -> bool:
+        """Whether a step goes more than half the way to a border."""
+        return bool(np.any(abs(step) > 0.5 * np.where(step < 0, y - self.low, self.high - y)))
 
-    def bent(self, y: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """The end of a step along which distances to borders shrink exponentially: what Newton's step means for a log.
+    def bent(self, y: np.ndarray, step: np.ndarray, most: float = np.inf) -> np.ndarray:
+        """The end of a step along which distances to borders that it would more than halve shrink exponentially.
 
-        They end above zero however long the step.
+        That is what Newton's step means for a logarithm. They shrink by a factor exp(`most`) at most, and never to 0.
         """
-        shrunk = lambda room, way: np.where(np.isfinite(room) & (way < 0), room * np.exp(way / room), room + way)
-        down = self.low + np.maximum(shrunk(y - self.low, step), _LEAST)
-        up = self.high - np.maximum(shrunk(self.high - y, -step), _LEAST)
-        return np.where(
-            (step < 0) & np.isfinite(self.low), down, np.where((step > 0) & np.isfinite(self.high), up, y + step)
-        )
+        room = np.where(step < 0, y - self.low, self.high - y)
+        shrunk = np.flatnonzero(abs(step) > 0.5 * room)
+        left = np.maximum(room[shrunk] * np.exp(-np.minimum(abs(step[shrunk]) / room[shrunk], most)), _LEAST)
+        end = y + step
+        end[shrunk] = np.where(step[shrunk] < 0, self.low[shrunk] + left, self.high[shrunk] - left)
+        return end
 
     def stopped(self, y: np.ndarray, force: np.ndarray) -> np.ndarray:
         """Which variables lie as close to a border as numbers can, while the force would have them still closer."""
@@ -173,7 +171,7 @@ class Domain:
 
 _RIGID = 1e200
 _MOST = 0.9
-_LEAST = 1e-250  # its inverse and the inverse's square root are still numbers
+_LEAST = 1e-100  # second and third derivatives are still numbers
 
 
 @dataclass(frozen=True)
@@ -207,9 +205,10 @@ class Rows:
     @functools.cached_property
     def upward(self) -> np.ndarray:
         """Which rows of one entry have a positive one."""
-        single = np.flatnonzero(self.only_column >= 0)
+        pattern = sparse.csr_matrix(self.matrix)
         upward = np.zeros(len(self.lower), bool)
-        upward[single] = np.asarray(self.matrix[single, self.only_column[single]]).ravel() > 0
+        single = self.only_column >= 0
+        upward[single] = pattern.data[pattern.indptr[:-1][single]] > 0
         return upward
 
     @functools.cached_property
