@@ -7,14 +7,16 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax import _trees
 from bilevax._threads import blas_threads
+from bilevax.challenge import Challenge, Descent, challenge
 from bilevax.convex import ConvexSolution, Outcome
-from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat, wrap
+from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.exact.lower import smallest_relaxation_at, solve_flat
+from bilevax.exact.lower_level import wrap
+from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, evaluate
 from bilevax.problem import BilevelProblem, validate
 from bilevax.solution import Status, summarise
-from bilevax.stationarity import Stationarity, measure, value_spread
+from bilevax.stationarity import Stationarity, measure
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,
@@ -22,8 +24,6 @@ _FAILURES = {
     Outcome.NOT_CONVEX: Status.LOWER_NOT_CONVEX,
     Outcome.INACCURATE: Status.STALLED,
 }
-LOWER_TOLERANCE = 1e-7
-VALUE_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +42,27 @@ class Certificate:
         KKT residuals of (y, multipliers), relative. Where the lower level is infeasible, ``lower_infeasibility`` is the
         smallest uniform relaxation of the rows that would make it feasible, in the rows' own units.
     lower_unique
-        Whether y is known to be the only minimiser. If not, Phi(x) may depend on which one the lower level takes.
-    value_spread
-        How far f is seen to move over the minimisers of the lower level; 0 where y is the only one.
+        Whether y is known to be the only minimiser. If not, ``problem.choice`` says which one counts, and y is that.
+    value_range
+        The least and the largest f over the minimisers of the lower level at x, of which ``value`` is one.
+    value_error
+        A bound on how far ``value`` may be from Phi(x), since y is known only so well.
+    value_unit
+        How large a change of f is an ordinary one: f's natural unit (see `bilevax.scales`).
     x_infeasibility
         Distance of x from X.
     hypergradient
         The gradient of Phi at x, or None where Phi has none (a kink, a border).
     stationarity, stationarity_test
-        Relative distance from first-order stationarity, kinks and borders included, and the test that gave it:
-        smooth, strong or hull (see `bilevax.stationarity`). Where rows had to be moved by more than 1e-5 to
-        find x stationary, it is at least that margin, and the test names it.
+        The slope of Phi that is left, relative to the slopes of its pieces, kinks and borders included, and the test
+        that gave it: smooth, strong or hull (see `bilevax.stationarity`).
+    radius
+        How far x would have to move, in natural units, for ``stationarity`` to hold: rows that are active, and
+        multipliers that are zero, only within a margin are so at a point that far away. 0 where no margin was used.
+    descent
+        A point next to x with a smaller Phi, which refutes x, or None.
+    challenges
+        At how many points around x Phi was evaluated in search of such a point.
     licq, smallest_singular_value
         Whether the active rows' gradients in y are independent, by their smallest singular value.
     strict_complementarity, complementarity_margin
@@ -74,11 +84,16 @@ class Certificate:
     lower_infeasibility: float
     lower_complementarity: float
     lower_unique: bool
-    value_spread: float
+    value_range: tuple[float, float]
+    value_error: float
+    value_unit: float
     x_infeasibility: float
     hypergradient: PyTree | None
     stationarity: float
     stationarity_test: str
+    radius: float
+    descent: Descent | None
+    challenges: int
     licq: bool
     smallest_singular_value: float
     strict_complementarity: bool
@@ -91,7 +106,8 @@ class Certificate:
     def confirms(self, rtol: float) -> bool:
         """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol).
 
-        Where the lower level has several minimisers, f has to agree on them (1e-6, relative).
+        Stationary means that both ``stationarity`` and ``radius`` are at most ``rtol``, that Phi(x) is known to 1e-6 of
+        its size and its unit, and that no point around x was found with a smaller Phi.
         """
         return bool(
             self.failure is None
@@ -99,8 +115,10 @@ class Certificate:
             and np.isfinite(self.value)
             and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= LOWER_TOLERANCE
             and self.x_infeasibility <= LOWER_TOLERANCE
-            and self.value_spread <= VALUE_TOLERANCE * (1 + abs(self.value))
+            and self.value_error <= VALUE_TOLERANCE * (self.value_unit + abs(self.value))
             and self.stationarity <= rtol
+            and self.radius <= rtol
+            and self.descent is None
         )
 
     def __str__(self) -> str:
@@ -113,8 +131,20 @@ class Certificate:
             ("Phi(x)", f"{self.value:.10g}"),
             ("y*(x)", summarise(self.y)),
             ("lower level", ("feasible; " if self.lower_feasible else "INFEASIBLE; ") + residuals),
-            ("y* unique", "yes" if self.lower_unique else f"not proven; f moves by {self.value_spread:.2g} over them"),
-            ("stationarity", f"{self.stationarity:.3g} (test: {self.stationarity_test})"),
+            (
+                "y* unique",
+                "yes" if self.lower_unique else "not proven; f in [{:.6g}, {:.6g}]".format(*self.value_range),
+            ),
+            ("known to", f"{self.value_error:.2g}"),
+            (
+                "stationarity",
+                f"slope {self.stationarity:.3g} within a radius of {self.radius:.3g} (test: {self.stationarity_test})",
+            ),
+            (
+                "challenged",
+                f"at {self.challenges} points around, "
+                + ("none lower" if self.descent is None else f"refuted: {self.descent.value:.10g}"),
+            ),
             ("hypergradient", "none here" if self.hypergradient is None else summarise(self.hypergradient)),
             (
                 "LICQ",
@@ -145,57 +175,57 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
     """
     with jax.enable_x64(True):
         point, y_like, guess = validate(problem, x, y)
-    flat = FlatProblem(problem, point, y_like)
-    x_flat = _trees.flatten_host(point)
-    start = None if guess is None else _trees.flatten_host(guess)
+    flat = equilibrated(FlatProblem(problem, point, y_like), point, guess)
+    x_flat = flat.x_flat(point)
+    start = None if guess is None else flat.y_flat(guess)
     with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
         return _certify(flat, x_flat, start, None if delta is None else float(delta))
 
 
-def proven(lower: ConvexSolution) -> bool:
-    """Return whether a lower-level answer may be relied on.
-
-    On the border of feasibility 1e-9 may be out of reach: what `Certificate.confirms` asks for will do.
-    """
-    accurate = lower.residual <= LOWER_TOLERANCE
-    return lower.outcome is Outcome.OPTIMAL or (lower.outcome is Outcome.INACCURATE and accurate)
-
-
-def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
-    lower = solve_flat(flat, x_flat, start)
+def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
+    phi = evaluate(flat, x, start)
+    lower, solved = phi.lower, phi.solved
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
-    solved = proven(lower)
-    value = flat.value("upper", x_flat, lower.y) if solved else (np.nan if feasible else np.inf)
-    quality = measure(flat, x_flat, lower) if solved else _NOTHING
+    quality = measure(flat, x, lower) if solved else _NOTHING
+    tried, lowest = challenge(flat, x, phi, quality) if solved else Challenge(0, None)
+    unit = flat.scales.upper
     return Certificate(
-        value=value,
+        value=phi.value / unit,
         y=answer.y,
         multipliers=answer.multipliers,
         lower_feasible=feasible,
         lower_stationarity=lower.stationarity,
-        lower_infeasibility=lower.infeasibility if feasible else lower.relaxation,
+        lower_infeasibility=lower.infeasibility if feasible else smallest_relaxation_at(flat, x),
         lower_complementarity=lower.complementarity,
-        lower_unique=lower.unique,
-        value_spread=value_spread(flat, x_flat, lower) if solved else np.inf,
-        x_infeasibility=flat.x_rows.violation(x_flat),
-        hypergradient=None if quality.hypergradient is None else flat.x_tree(quality.hypergradient),
+        lower_unique=phi.unique,
+        value_range=(phi.low / unit, phi.high / unit),
+        value_error=phi.error / unit,
+        value_unit=1 / unit,
+        x_infeasibility=flat.x_rows.violation(x),
+        hypergradient=None if quality.hypergradient is None else flat.gradient_tree(quality.hypergradient),
         stationarity=quality.value,
         stationarity_test=quality.test,
+        radius=quality.radius,
+        descent=None if lowest is None else Descent(flat.x_tree(lowest.x), lowest.value / unit),
+        challenges=tried,
         licq=quality.licq,
         smallest_singular_value=quality.smallest_singular_value,
         strict_complementarity=quality.strict_complementarity,
         complementarity_margin=quality.complementarity_margin,
-        penalty_gap=_penalty_gap(flat, x_flat, lower, value, delta) if solved and delta is not None else None,
+        penalty_gap=_penalty_gap(flat, x, lower, phi.value, delta) if solved and delta is not None else None,
         delta=delta,
-        y_error=None if start is None else float(np.abs(start - lower.y).max(initial=0.0)),
+        y_error=None if start is None else float(np.abs((start - lower.y) * flat.scales.y).max(initial=0.0)),
         failure=None if solved else _FAILURES.get(lower.outcome),
     )
 
 
 _NOTHING = Stationarity(
     value=np.inf,
+    radius=np.inf,
     test="none: the lower level has no proven minimiser",
+    scale=np.inf,
+    pieces=(),
     hypergradient=None,
     licq=False,
     smallest_singular_value=np.nan,
@@ -205,8 +235,9 @@ _NOTHING = Stationarity(
 
 
 def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:
-    penalised = solve_flat(flat, x, lower.y, penalty=delta)
+    weight = flat.penalty(delta)
+    penalised = solve_flat(flat, x, lower.y, penalty=weight)
     if penalised.outcome is not Outcome.OPTIMAL:
         return None
     excess = flat.value("lower", x, penalised.y) - flat.value("lower", x, lower.y)
-    return value - (flat.value("upper", x, penalised.y) + excess / delta)
+    return (value - (flat.value("upper", x, penalised.y) + excess / weight)) / flat.scales.upper

@@ -27,7 +27,8 @@ from bilevax.certificate import Certificate, certify
 from bilevax.checkpoints import Checkpoint
 from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat, solve_lower_level
+from bilevax.exact.lower import solve_flat
+from bilevax.exact.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver, Snapshot

@@ -19,7 +19,8 @@ from bilevax import _trees
 from bilevax.certificate import certify
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import objective_at, solve_flat, wrap
+from bilevax.exact.lower import objective_at, solve_flat
+from bilevax.exact.lower_level import wrap
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solvers.sflcb import SFLCB, SFLCBState
 
@@ -176,7 +177,7 @@ def inner_optimum(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> 
         objective = _augmented_objective(flat, x, multipliers, float(rho), float(penalty))
         solution = _proven(minimise(objective, _slack_constraints(flat), start), f"K in ({name}, {slack})")
         best[name] = flat.y_tree(solution.y[: flat.n_y])
-        best[slack] = flat.split_rows(solution.y[flat.n_y :] + offset)
+        best[slack] = flat.row_tree(solution.y[flat.n_y :] + offset)
     return state._replace(**best)
 
 

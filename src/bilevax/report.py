@@ -116,7 +116,7 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         ),
         at_most(
             "spread of the value",
-            certificate.value_spread,
+            certificate.value_error,
             VALUE_TOLERANCE * (1 + abs(certificate.value)) if np.isfinite(certificate.value) else VALUE_TOLERANCE,
             "How far the upper objective moves over the lower level's minimisers; 0 where there is only one.",
         ),

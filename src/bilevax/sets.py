@@ -18,12 +18,29 @@ from bilevax.operators import LinearMap, Lineax, as_linear_map
 
 
 class SetRows(NamedTuple):
-    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls."""
+    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls.
+
+    ``unit`` is what the rows were multiplied by when the set was written in other units, None if it was not.
+    """
 
     matrix: sp.csr_matrix
     lower: np.ndarray
     upper: np.ndarray
     balls: tuple[BallConstraint, ...] = ()
+    unit: np.ndarray | None = None
+
+    def in_units(self, scale: np.ndarray) -> "SetRows":
+        """Return the set of all v for which ``scale * v`` is in this one, the largest entry of each row about 1."""
+        if np.all(scale == 1.0):
+            return self
+        matrix = sp.csr_matrix(self.matrix @ sp.diags(scale))
+        largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel() if matrix.nnz else np.zeros(matrix.shape[0])
+        unit = np.exp2(-np.round(np.log2(np.where(largest > 0, largest, 1.0))))  # a power of two: no rounding
+        balls = tuple(
+            dataclasses.replace(ball, center=ball.center / scale[ball.index], radius=ball.radius / scale[ball.index[0]])
+            for ball in self.balls
+        )
+        return SetRows(sp.csr_matrix(sp.diags(unit) @ matrix), unit * self.lower, unit * self.upper, balls, unit)
 
     def intervals(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bounds that rows with a single entry put on each variable."""

@@ -7,9 +7,9 @@ import numpy as np
 
 from bilevax import plot
 from bilevax.driver import place_solver
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.experiments.report import Report, parameters, say
 from bilevax.experiments.trajectory import first_state
-from bilevax.hyperobjective import Hyperobjective
 from bilevax.multistart import multistart
 from bilevax.problem import place
 from bilevax.problems.toy import LOCAL_MINIMA, toy

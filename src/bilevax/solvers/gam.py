@@ -12,7 +12,7 @@ from bilevax import _trees
 from bilevax._threads import blas_threads
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat
+from bilevax.exact.lower import solve_flat
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.diary import Diary
 from bilevax.solvers.parameters import FRACTION, POSITIVE, assign
@@ -197,7 +197,7 @@ def _assignments(count: int) -> Iterator[np.ndarray]:
 
 def _least_element(flat: FlatProblem, x: np.ndarray, gradients: np.ndarray, eps: float) -> np.ndarray:
     """Return the element of least norm in the hull of the gradients plus the normals of X within eps."""
-    normals, free = normals_of_x(flat, x, eps)
+    normals, free, _ = normals_of_x(flat, x, eps)
     number, cone = len(gradients), normals.shape[0]
     if number + cone == 1:
         return gradients[0]

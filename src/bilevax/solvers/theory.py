@@ -45,7 +45,7 @@ from jaxtyping import PyTree
 
 from bilevax import _trees
 from bilevax.derivatives import FlatProblem, Level
-from bilevax.lower_level import solve_flat
+from bilevax.exact.lower import solve_flat
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.sets import Free
 from bilevax.solvers.sflcb import SFLCB, SFLCBState
