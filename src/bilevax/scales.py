@@ -25,7 +25,6 @@ import scipy.sparse.linalg as spl
 
 if TYPE_CHECKING:
     from bilevax.derivatives import FlatProblem
-    from bilevax.sets import SetRows
 
 _NOISE = 1e-10  # what is this much smaller than the terms of which it is the sum is rounding
 _SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does
@@ -62,31 +61,34 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     x, y
         Where derivatives are taken.
     """
-    unknown = _Unknowns(flat)
     terms = _Terms(flat, x, y)
+    unknown = _Unknowns(flat, terms.rows.matrix.shape[0])
     of_equations = _fit(flat, x, terms, unknown, unknown.equations).solve()
     known = np.full(unknown.count, np.nan)
     known[unknown.x] = np.round(of_equations[unknown.x])
     whole = [unknown.both, unknown.upper], [unknown.y, unknown.lower]
-    power = np.exp2(np.clip(np.round(_fit(flat, x, terms, unknown, whole).solve(known)), -200, 200))
+    found = np.clip(np.round(_fit(flat, x, terms, unknown, whole).solve(known)), -200, 200)
+    count = len(flat.rows.lower)
+    of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.round(np.log2(terms.rows.length[:count]))
     return Scales(
-        power[unknown.x],
-        power[unknown.y],
-        power[unknown.rows],
-        float(power[unknown.upper]),
-        float(power[unknown.lower]),
+        np.exp2(found[unknown.x]),
+        np.exp2(found[unknown.y]),
+        np.exp2(of_rows),
+        float(np.exp2(found[unknown.upper])),
+        float(np.exp2(found[unknown.lower])),
     )
 
 
 def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknowns", units: tuple[list, list]) -> "_Fit":
     """Return the least squares; ``units`` are the factors of the derivatives of f in (x, y), and of g in y."""
-    fit, rows = _Fit(unknown.count), flat.rows
-    for matrix, columns in ((rows.A, unknown.y), (rows.B, unknown.x)):
-        fit.add_matrix(matrix, [unknown.rows], columns)
-    for bound in (rows.lower, rows.upper):
-        fit.add(bound, [unknown.rows])
-    for simple, columns, own in ((flat.x_rows, unknown.x, unknown.x_rows), (flat.y_rows, unknown.y, unknown.y_rows)):
-        _add_set(fit, simple, columns, own)
+    fit, rows = _Fit(unknown.count), terms.rows
+    fit.add_matrix(rows.matrix, [unknown.groups], unknown.both)
+    fit.add(rows.width, [unknown.groups])
+    for bound in rows.bounds:
+        fit.add(bound, [unknown.groups])
+    for simple, columns in ((flat.x_rows, unknown.x), (flat.y_rows, unknown.y)):
+        for ball in simple.balls:
+            fit.add(np.array([1 / ball.radius]), [columns[ball.index[:1]]])
     fit.add(1 / x[x != 0], [unknown.x[x != 0]], _SIZE_WEIGHT)
     for hessian, linear, factors in ((*terms.upper, units[0]), (*terms.lower, units[1])):
         fit.add_matrix(hessian, factors, unknown.both)
@@ -94,16 +96,63 @@ def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknown
     return fit
 
 
+class _Groups:
+    """All rows, those of X and Y included, with parallel ones in one group: how often a row is written does not count.
+
+    Attributes
+    ----------
+    member, length
+        The group of each row, and the row's largest entry.
+    matrix
+        One row a group, its largest entry 1.
+    width, bounds
+        The distance between the two sides of a group; where there is none, the sides. Zeros tell nothing.
+    """
+
+    def __init__(self, flat: "FlatProblem"):
+        rows, of_x, of_y = flat.rows, flat.x_rows, flat.y_rows
+        matrix = sp.csr_matrix(
+            sp.block_array([[rows.B, rows.A], [of_x.matrix, None], [None, of_y.matrix]], format="csr")
+        )
+        matrix.eliminate_zeros()
+        matrix.sort_indices()
+        low = np.concatenate([rows.lower, of_x.lower, of_y.lower])
+        high = np.concatenate([rows.upper, of_x.upper, of_y.upper])
+        entries = np.diff(matrix.indptr)
+        largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel() if matrix.nnz else np.zeros(len(low))
+        self.length = np.where(entries > 0, largest, 1.0)
+        sign = np.ones(len(low))
+        sign[entries > 0] = np.sign(matrix.data[matrix.indptr[:-1][entries > 0]])
+        unit = sp.csr_matrix(sp.diags(sign / self.length) @ matrix)
+        sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
+        shapes: dict[bytes, int] = {}
+        first = []
+        self.member = np.zeros(len(low), int)
+        for row in range(len(low)):
+            part = slice(unit.indptr[row], unit.indptr[row + 1])
+            key = unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()
+            if key not in shapes:
+                shapes[key] = len(first)
+                first.append(row)
+            self.member[row] = shapes[key]
+        self.matrix = unit[first]
+        low, high = np.full(len(first), -np.inf), np.full(len(first), np.inf)
+        np.maximum.at(low, self.member, sides[0])
+        np.minimum.at(high, self.member, sides[1])
+        width = high - low
+        wide = np.isfinite(width) & (width > 0)
+        self.width = np.where(wide, width, 0.0)
+        self.bounds = np.where(wide, 0.0, low), np.where(wide, 0.0, high)
+
+
 class _Unknowns:
     """Where the scales stand among the unknowns; the entries of a ball share one, or it would be no ball."""
 
-    def __init__(self, flat: "FlatProblem"):
-        n_x, n_y, x_rows, y_rows = flat.n_x, flat.n_y, flat.x_rows, flat.y_rows
-        counts = n_x, n_y, len(flat.rows.lower), len(x_rows.lower), len(y_rows.lower), n_x + n_y, n_y
-        ends = np.cumsum(counts)
-        parts = np.split(np.arange(ends[-1]), ends[:-1])
-        self.x, self.y, self.rows, self.x_rows, self.y_rows, of_upper, of_lower = parts
-        for simple, columns in ((x_rows, self.x), (y_rows, self.y)):
+    def __init__(self, flat: "FlatProblem", groups: int):
+        n_x, n_y = flat.n_x, flat.n_y
+        ends = np.cumsum([n_x, n_y, groups, n_x + n_y, n_y])
+        self.x, self.y, self.groups, of_upper, of_lower = np.split(np.arange(ends[-1]), ends[:-1])
+        for simple, columns in ((flat.x_rows, self.x), (flat.y_rows, self.y)):
             for ball in simple.balls:
                 columns[ball.index] = columns[ball.index[0]]
         self.both = np.concatenate([self.x, self.y])
@@ -113,7 +162,7 @@ class _Unknowns:
 
 
 class _Terms:
-    """Second derivatives of f in (x, y), and of g in y by (x, y), and the linear parts that are left at the origin."""
+    """The numbers of a problem: its rows; second derivatives of f in (x, y), and of g in y by (x, y); linear parts."""
 
     def __init__(self, flat: "FlatProblem", x: np.ndarray, y: np.ndarray):
         small = max(flat.n_x, flat.n_y) <= _LARGE
@@ -123,6 +172,7 @@ class _Terms:
         parts = [flat.hessian("lower", "y", by, x, y) for by in ("x", "y")] if small else []
         hessian = sp.hstack(parts, format="csc") if small else sp.csc_matrix((flat.n_y, len(point)))
         self.lower = hessian, _linear_part(flat.gradients("lower", x, y)[1], hessian, point)
+        self.rows = _Groups(flat)
 
 
 class _Fit:
@@ -183,17 +233,6 @@ def _least_squares(matrix: sp.csr_matrix, target: np.ndarray) -> np.ndarray:
     kept = values > 1e-12 * values[-1]
     vectors = vectors[:, kept]
     return vectors @ ((vectors.T @ (matrix.T @ target)) / values[kept])
-
-
-def _add_set(fit: _Fit, simple: "SetRows", columns: np.ndarray, own: np.ndarray) -> None:
-    """Ask it of the rows and balls of a set: of their entries, of a width, or of the one bound there is."""
-    fit.add_matrix(simple.matrix, [own], columns)
-    width = simple.upper - simple.lower
-    fit.add(np.where(np.isfinite(width), width, 0.0), [own])
-    for bound in (simple.lower, simple.upper):
-        fit.add(np.where((width > 0) & np.isfinite(width), 0.0, bound), [own])
-    for ball in simple.balls:
-        fit.add(np.array([1 / ball.radius]), [columns[ball.index[:1]]])
 
 
 def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix, point: np.ndarray) -> np.ndarray:

@@ -306,7 +306,7 @@ class Polyhedron(ConvexSet):
 
     def _nearest(self, point: np.ndarray) -> np.ndarray:
         point = point.astype(np.float64)
-        matrix, lower, upper, _ = self.rows(point)
+        matrix, lower, upper, *_ = self.rows(point)
         image = matrix @ point
         if np.all((image >= lower) & (image <= upper)):
             return point
