@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.convex import ConvexSolution, Outcome
 from bilevax.derivatives import FlatProblem
@@ -143,7 +143,7 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
     """
-    with jax.enable_x64(True):
+    with float64():
         point, y_like, guess = validate(problem, x, y)
     flat = FlatProblem(problem, point, y_like)
     x_flat = _trees.flatten_host(point)

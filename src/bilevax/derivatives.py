@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
 from bilevax.problem import BilevelProblem, place
@@ -54,7 +55,7 @@ class FlatProblem:
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = _trees.size(self.x_like), _trees.size(self.y_like)
         # Without rows and sets: problems that differ only there share their compiled derivatives.
-        with jax.enable_x64(True):
+        with float64():
             objectives = place((problem.upper, problem.lower, problem.data), np.float64)
         self._data = objectives[2]
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
@@ -64,7 +65,7 @@ class FlatProblem:
     @functools.cached_property
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
-        with jax.enable_x64(True):
+        with float64():
             parts = [part.matrices(self.x_like, self.y_like, self._data) for part in self._coupling]
             lower, upper = (_trees.flatten_host(side) for side in self.problem.row_bounds(self.row_shapes))
         if not parts:
@@ -76,12 +77,12 @@ class FlatProblem:
     @functools.cached_property
     def row_shapes(self) -> tuple[PyTree, ...]:
         """The shapes of the rows' values, one entry a coupling."""
-        with jax.enable_x64(True):
+        with float64():
             return tuple(part.shapes(self.x_like, self.y_like, self._data) for part in self._coupling)
 
     @functools.cached_property
     def _coupling(self) -> tuple[Coupling, ...]:
-        with jax.enable_x64(True):
+        with float64():
             return place(self.problem.coupling, np.float64)
 
     @functools.cached_property
@@ -108,7 +109,7 @@ class FlatProblem:
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
-        with jax.enable_x64(True):
+        with float64():
             return float(self._kernels.value[level](self._numbers, x, y))
 
     def gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +118,7 @@ class FlatProblem:
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
-        with jax.enable_x64(True):
+        with float64():
             value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, x, y)
             return float(value), np.asarray(along_x), np.asarray(along_y)
 
@@ -134,7 +135,7 @@ class FlatProblem:
         if not (proven or of_y.last is None or of_x.last is None or of_y.varies or of_x.varies):
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
         probes = of_y.probe(), of_x.probe()
-        with jax.enable_x64(True):
+        with float64():
             gradient, *images = map(np.asarray, self._kernels.lower(self._numbers, x, y, *probes))
         return LowerDerivatives(
             gradient,
@@ -146,7 +147,7 @@ class FlatProblem:
         """Return the second derivative of f in (x, y) as one sparse matrix."""
 
         def products(directions: np.ndarray) -> np.ndarray:
-            with jax.enable_x64(True):
+            with float64():
                 return np.asarray(self._kernels.upper_curvature(self._numbers, x, y, directions))
 
         return self._joint_pattern("upper").evaluate(products)
@@ -165,7 +166,7 @@ class FlatProblem:
 
     def _products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
         def products(directions: np.ndarray) -> np.ndarray:
-            with jax.enable_x64(True):
+            with float64():
                 return np.asarray(self._kernels.products[level, of, by](self._numbers, x, y, directions))
 
         return products
@@ -197,7 +198,7 @@ class FlatProblem:
         return pattern.evaluate(lambda directions: self._curvature(x, y, adjoint, directions))
 
     def _curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
-        with jax.enable_x64(True):
+        with float64():
             return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
 
 

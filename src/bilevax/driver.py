@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline
+from bilevax._precision import float64
 from bilevax.certificate import Certificate, certify
 from bilevax.checkpoints import Checkpoint
 from bilevax.convex import Outcome
@@ -135,7 +136,7 @@ def solve(
     for name, path in (("checkpoint", checkpoint), ("resume", resume)):
         if path is not None and not isinstance(path, str | os.PathLike):
             raise ValueError(f"{name}: expected a path, got {type(path).__name__}.")
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, y = validate(problem, x0, y0, dtype)
         _warn_outside(problem, x)
         method = chosen(solver)

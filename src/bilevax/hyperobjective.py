@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.certificate import proven
 from bilevax.convex import Outcome
@@ -41,7 +41,7 @@ class Hyperobjective:
     """
 
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree = None):
-        with jax.enable_x64(True):
+        with float64():
             x, shapes, _ = validate(problem, x_like, y_like)
         self._flat = FlatProblem(problem, x, shapes)
 

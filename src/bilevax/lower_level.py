@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
 from bilevax.problem import BilevelProblem, validate
@@ -58,7 +58,7 @@ def solve_lower_level(
     penalty
         Solves for ``g + penalty f`` instead of g: y_delta(x) of the reformulation.
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, _ = validate(problem, x, start if start is not None else _example(y_like))
     flat = FlatProblem(problem, x, y_like)
     guess = None if start is None else _trees.flatten_host(start)
