@@ -25,7 +25,7 @@ import scipy.sparse as sp
 from bilevax import _records
 from bilevax.problem import BilevelProblem
 
-_FORMAT = 2
+_FORMAT = 3
 _FINGERPRINT = hashlib.sha256().digest_size
 # Where a function is printed with its place in memory, which differs from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -62,6 +62,15 @@ class FlatProblem:
         self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
         self._patterns: dict[Any, _Pattern] = {}
 
+    @property
+    def state(self) -> "Learned":
+        """What evaluations have found out about second derivatives: used again while it holds."""
+        return Learned(self._patterns)
+
+    @state.setter
+    def state(self, state: "Learned") -> None:
+        self._patterns = state.patterns
+
     @functools.cached_property
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
@@ -272,6 +281,12 @@ class _Pattern:
         images = products(self.seeds) if len(self.seeds) else np.zeros((0, self.shape[0]))
         values = images[self.color[coordinates.col], coordinates.row]
         return sp.csc_matrix((values, (coordinates.row, coordinates.col)), shape=self.shape)
+
+
+class Learned(NamedTuple):
+    """The patterns of second derivatives, by what they belong to."""
+
+    patterns: dict[Any, _Pattern]
 
 
 def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
