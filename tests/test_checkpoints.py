@@ -322,6 +322,67 @@ def test_a_checkpoint_names_no_class_but_our_own(written_by_the_default, tmp_pat
         bx.solve(toy(), 1.5, resume=path)
 
 
+def forged(data, change):
+    """Return a checkpoint whose state was changed, and a fingerprint that fits."""
+    header, state, arrays = data[:-32].split(b"\n", 2)
+    state = json.loads(state)
+    change(state)
+    data = b"\n".join([header, json.dumps(state).encode(), arrays])
+    return data + hashlib.sha256(data).digest()
+
+
+def without_fields(state):
+    """Take the fields from the first record in a state."""
+    inside = list(state.values() if isinstance(state, dict) else state if isinstance(state, list) else ())
+    if isinstance(state, dict) and "fields" in state:
+        state["fields"] = {"dict": []}
+        return True
+    return any(without_fields(part) for part in inside)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda state: state.update(state=None), id="nothing"),
+        pytest.param(lambda state: state.update(state=[1, 2]), id="numbers"),
+        pytest.param(lambda state: state.update(state={"dict": [[1]]}), id="half a dictionary"),
+        pytest.param(lambda state: state.update(state={"tuple": [None] * 4}), id="four times nothing"),
+        pytest.param(lambda state: state.update(arrays=0), id="no arrays"),
+        pytest.param(lambda state: state.pop("arrays"), id="no count"),
+        pytest.param(lambda state: without_fields(state) or state.clear(), id="a record without fields"),
+        pytest.param(
+            lambda state: state.update(state={"record": ["bilevax.checkpoints", "Path"], "fields": {"dict": []}}),
+            id="a class that we only import",
+        ),
+    ],
+)
+@pytest.mark.parametrize("solver", [None, SOLVER], ids=["default", "SFLCB"])
+def test_forged_checkpoints_are_refused(written, written_by_the_default, tmp_path, solver, change):
+    path = tmp_path / "forged.ckpt"
+    path.write_bytes(forged((written_by_the_default if solver is None else written).read_bytes(), change))
+    with pytest.raises(ValueError, match=r"resume: .*forged.ckpt is no checkpoint from which this run can go on: "):
+        bx.solve(toy(), 1.5, solver=solver, resume=path)
+
+
+def test_results_of_the_wrong_kind_are_the_files_fault(written_by_the_default, tmp_path):
+    """Whatever depth it is found at; what the callback raises is the user's own."""
+    path = tmp_path / "forged.ckpt"
+
+    def change(state):
+        results = state["state"]["tuple"][3]["dict"][0][1]
+        results["dict"] = [[name, {"tuple": []}] for name, _ in results["dict"]]
+
+    path.write_bytes(forged(written_by_the_default.read_bytes(), change))
+    with pytest.raises(ValueError, match=r"resume: .* is no checkpoint from which this run can go on"):
+        bx.solve(toy(), 1.5, resume=path)
+
+    def callback(progress):
+        raise TypeError("my own")
+
+    with pytest.raises(TypeError, match="my own"):
+        bx.solve(toy(), 1.5, resume=written_by_the_default, callback=callback)
+
+
 # --- refusals
 
 

@@ -5,6 +5,7 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import contextlib
 import functools
 import numbers
 import os
@@ -441,18 +442,23 @@ def search(
     best = last = written = None
     count = 0
     if resume is not None:
-        start, best, count, written = resume.load()
+        with resume.trusted():
+            start, best, count, written = resume.load()
+            assert best is None or (isinstance(best, Snapshot) and best.x.shape == (flat.n_x,))
+            assert isinstance(count, int)
 
     def keep(contents: Callable[[], dict[str, Any]]) -> None:
         if checkpoint is not None:
             checkpoint.save((start, best, count, contents()))
 
-    diary = Diary(written, keep)
+    with contextlib.nullcontext() if resume is None else resume.trusted():
+        diary = Diary(written, keep)
+        guess = start[0], start[1], rtol, start[2]
+        steps = solver.search(flat, *guess, diary)
     keep(diary.contents)
-    guess = start[0], start[1], rtol, start[2]
     try:
         with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
-            for last in solver.search(flat, *guess, diary):
+            for last in steps if resume is None else resume.going_on(steps):
                 count += 1
                 if best is None or last.replaces(best):
                     best = last
