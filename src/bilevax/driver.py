@@ -179,7 +179,12 @@ def run(
     lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
     """
     dtype = jnp.result_type(float)
-    x, y_like, y = validate(problem, x0, y0, dtype)
+    if isinstance(chosen(solver), HostSolver):
+        raise ValueError(
+            f"solver: run expects a compiled solver such as SFLCB(...), got {type(chosen(solver)).__name__}, "
+            "which works on the host: use solve(...)."
+        )
+    x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
     solver.check(problem, x, y_like)
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     x = placed.x_set.project(x)

@@ -13,7 +13,7 @@ from bilevax import _trees
 from bilevax._precision import float64
 from bilevax.coupling import LinearCoupling
 from bilevax.driver import Ending, Watch, certified, check_arguments, chosen, conclude, run, search
-from bilevax.problem import BilevelProblem, validate
+from bilevax.problem import BilevelProblem, refuse_tracers, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver
 
@@ -177,6 +177,7 @@ def _rank(value: float) -> float:
 
 
 def _split(starts: PyTree) -> list[PyTree]:
+    refuse_tracers(starts=starts)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(starts)]
     if not leaves or any(leaf.ndim == 0 or len(leaf) != len(leaves[0]) for leaf in leaves) or len(leaves[0]) == 0:
         raise ValueError(
