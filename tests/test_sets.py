@@ -266,8 +266,8 @@ def test_an_empty_x_is_refused(x_set, x0):
 
 
 def test_a_box_whose_bounds_cross_only_once_they_are_spread_is_refused():
+    problem = bx.BilevelProblem(lambda x, y: x["a"], lambda x, y: y**2, x_set=bx.Box(1.0, {"a": 2.0, "b": 0.0}))
     with pytest.raises(ValueError, match=r"x_set: expected lower <= upper, got lower 1 > upper 0 at entry 1"):
-        problem = bx.BilevelProblem(lambda x, y: x["a"], lambda x, y: y**2, x_set=bx.Box(1.0, {"a": 2.0, "b": 0.0}))
         bx.solve(problem, {"a": 1.0, "b": 0.0}, y0=0.0)
 
 
