@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.challenge import Challenge, Descent, challenge
 from bilevax.convex import ConvexSolution, Outcome
@@ -173,7 +173,7 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
     """
-    with jax.enable_x64(True):
+    with float64():
         point, y_like, guess = validate(problem, x, y)
     flat = equilibrated(FlatProblem(problem, point, y_like), point, guess)
     x_flat = flat.x_flat(point)

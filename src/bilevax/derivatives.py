@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
 from bilevax.problem import BilevelProblem, place
@@ -61,7 +62,7 @@ class FlatProblem:
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = _trees.size(self.x_like), _trees.size(self.y_like)
         # Without rows and sets: problems that differ only there share their compiled derivatives.
-        with jax.enable_x64(True):
+        with float64():
             objectives = place((problem.upper, problem.lower, problem.data), np.float64)
         self._data = objectives[2]
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
@@ -77,6 +78,15 @@ class FlatProblem:
             vars(other).pop(name, None)
         return other
 
+    @property
+    def state(self) -> "Learned":
+        """What evaluations have found out about second derivatives: used again while it holds."""
+        return Learned(self._patterns)
+
+    @state.setter
+    def state(self, state: "Learned") -> None:
+        self._patterns = state.patterns
+
     @functools.cached_property
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
@@ -91,7 +101,7 @@ class FlatProblem:
 
     @functools.cached_property
     def _user_rows(self) -> Rows:
-        with jax.enable_x64(True):
+        with float64():
             parts = [part.matrices(self.x_like, self.y_like, self._data) for part in self._coupling]
             lower, upper = (_trees.flatten_host(side) for side in self.problem.row_bounds(self.row_shapes))
         if not parts:
@@ -103,12 +113,12 @@ class FlatProblem:
     @functools.cached_property
     def row_shapes(self) -> tuple[PyTree, ...]:
         """The shapes of the rows' values, one entry a coupling."""
-        with jax.enable_x64(True):
+        with float64():
             return tuple(part.shapes(self.x_like, self.y_like, self._data) for part in self._coupling)
 
     @functools.cached_property
     def _coupling(self) -> tuple[Coupling, ...]:
-        with jax.enable_x64(True):
+        with float64():
             return place(self.problem.coupling, np.float64)
 
     @functools.cached_property
@@ -163,7 +173,7 @@ class FlatProblem:
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
-        with jax.enable_x64(True):
+        with float64():
             return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
 
     def _user(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -176,7 +186,7 @@ class FlatProblem:
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
-        with jax.enable_x64(True):
+        with float64():
             value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, *self._user(x, y))
         unit, scales = self.unit(level), self.scales
         return unit * float(value), unit * scales.x * np.asarray(along_x), unit * scales.y * np.asarray(along_y)
@@ -195,7 +205,7 @@ class FlatProblem:
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
         probes, scales = (of_y.probe(), of_x.probe()), self.scales
         along = probes[0] * scales.y, probes[1] * scales.x
-        with jax.enable_x64(True):
+        with float64():
             found = self._kernels.lower(self._numbers, *self._user(x, y), *along)
         gradient, *images = (scales.lower * scales.y * np.asarray(part) for part in found)
         return LowerDerivatives(
@@ -209,7 +219,7 @@ class FlatProblem:
         both = np.concatenate([self.scales.x, self.scales.y])
 
         def products(directions: np.ndarray) -> np.ndarray:
-            with jax.enable_x64(True):
+            with float64():
                 images = self._kernels.upper_curvature(self._numbers, *self._user(x, y), directions * both)
             return self.scales.upper * both * np.asarray(images)
 
@@ -232,7 +242,7 @@ class FlatProblem:
 
         def products(directions: np.ndarray) -> np.ndarray:
             kernel = self._kernels.products[level, of, by]
-            with jax.enable_x64(True):
+            with float64():
                 images = kernel(self._numbers, *self._user(x, y), directions * scale[by])
             return self.unit(level) * scale[of] * np.asarray(images)
 
@@ -281,7 +291,7 @@ class FlatProblem:
         both = np.concatenate([scales.x, scales.y])
         # The kernel adds f and the derivative of g along the adjoint in the user's units: f's unit goes in front.
         along = adjoint * scales.y * (scales.lower / scales.upper)
-        with jax.enable_x64(True):
+        with float64():
             images = self._kernels.curvature(self._numbers, *self._user(x, y), along, directions * both)
         return scales.upper * both * np.asarray(images)
 
@@ -363,6 +373,12 @@ class _Pattern:
         images = products(self.seeds) if len(self.seeds) else np.zeros((0, self.shape[0]))
         values = images[self.color[coordinates.col], coordinates.row]
         return sp.csc_matrix((values, (coordinates.row, coordinates.col)), shape=self.shape)
+
+
+class Learned(NamedTuple):
+    """The patterns of second derivatives, by what they belong to."""
+
+    patterns: dict[Any, _Pattern]
 
 
 def _color_columns(structure: sp.csc_matrix) -> np.ndarray:

@@ -5,6 +5,7 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import contextlib
 import functools
 import numbers
 import os
@@ -23,6 +24,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline
+from bilevax._precision import float64
 from bilevax.certificate import Certificate, certify
 from bilevax.checkpoints import Checkpoint
 from bilevax.convex import Outcome
@@ -136,7 +138,7 @@ def solve(
     for name, path in (("checkpoint", checkpoint), ("resume", resume)):
         if path is not None and not isinstance(path, str | os.PathLike):
             raise ValueError(f"{name}: expected a path, got {type(path).__name__}.")
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, y = validate(problem, x0, y0, dtype)
         _warn_outside(problem, x)
         method = chosen(solver)
@@ -178,7 +180,12 @@ def run(
     lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
     """
     dtype = jnp.result_type(float)
-    x, y_like, y = validate(problem, x0, y0, dtype)
+    if isinstance(chosen(solver), HostSolver):
+        raise ValueError(
+            f"solver: run expects a compiled solver such as SFLCB(...), got {type(chosen(solver)).__name__}, "
+            "which works on the host: use solve(...)."
+        )
+    x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
     solver.check(problem, x, y_like)
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     x = placed.x_set.project(x)
@@ -441,18 +448,23 @@ def search(
     best = last = written = None
     count = 0
     if resume is not None:
-        start, best, count, written = resume.load()
+        with resume.trusted():
+            start, best, count, written = resume.load()
+            assert best is None or (isinstance(best, Snapshot) and best.x.shape == (flat.n_x,))
+            assert isinstance(count, int)
 
     def keep(contents: Callable[[], dict[str, Any]]) -> None:
         if checkpoint is not None:
             checkpoint.save((start, best, count, contents()))
 
-    diary = Diary(written, keep)
+    with contextlib.nullcontext() if resume is None else resume.trusted():
+        diary = Diary(written, keep)
+        guess = start[0], start[1], rtol, start[2]
+        steps = solver.search(flat, *guess, diary)
     keep(diary.contents)
-    guess = start[0], start[1], rtol, start[2]
     try:
         with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
-            for last in solver.search(flat, *guess, diary):
+            for last in steps if resume is None else resume.going_on(steps):
                 count += 1
                 if best is None or last.replaces(best):
                     best = last

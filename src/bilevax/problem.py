@@ -126,9 +126,18 @@ def place(tree: Placed, dtype: Any) -> Placed:
 
 
 def validate(
-    problem: BilevelProblem, x0: PyTree, y0: PyTree = None, dtype: Any = np.float64
+    problem: BilevelProblem, x0: PyTree, y0: PyTree = None, dtype: Any = np.float64, traced: bool = False
 ) -> tuple[PyTree, PyTree, PyTree | None]:
     """Check a problem with its start, before anything is compiled.
+
+    Parameters
+    ----------
+    problem, x0, y0
+        What a user gave.
+    dtype
+        Of the start that is returned.
+    traced
+        Whether numbers may be tracers, unknown as yet: of all there is, only `run` can do with them.
 
     Returns
     -------
@@ -142,6 +151,8 @@ def validate(
     """
     if not isinstance(problem, BilevelProblem):
         raise ValueError(f"problem: expected a BilevelProblem, got {type(problem).__name__}.")
+    if not traced:
+        refuse_tracers(problem=problem, x0=x0, y0=y0)
     x0 = _start(x0, "x0", dtype)
     if _trees.size(x0) == 0:
         raise ValueError("x0: expected at least one number, got none: a problem without x has nothing to choose.")
@@ -162,6 +173,16 @@ def validate(
     for name, objective in zip(("upper", "lower"), objectives, strict=True):
         _check_objective(name, objective, x_like, y_like, data)
     return x0, y_like, y0
+
+
+def refuse_tracers(**trees: PyTree) -> None:
+    """Raise a `ValueError` that names the first of these that holds numbers which are not known yet."""
+    for name, tree in trees.items():
+        if not all(map(_trees.is_concrete, jax.tree.leaves(tree))):
+            raise ValueError(
+                f"{name}: expected numbers, got a tracer. Exact solves and certificates run on the host, not inside "
+                "jit, vmap or grad; of bilevax's functions run(...), with a compiled solver, may be transformed."
+            )
 
 
 def _y_shapes(problem: BilevelProblem, x0: PyTree, y0: PyTree, dtype: Any) -> PyTree:

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from jaxtyping import Array, Float, PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.certificate import certify
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
@@ -97,7 +98,7 @@ def penalised(problem: BilevelProblem, x: PyTree, delta: float, y_like: PyTree =
     if not (np.isfinite(delta) and delta > 0):
         raise ValueError(f"delta: expected a number > 0, got {delta}.")
     delta = float(delta)
-    with jax.enable_x64(True):
+    with float64():
         example = None if y_like is None else jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)), y_like)
         x, y_like, _ = validate(problem, x, example)
     flat = FlatProblem(problem, x, y_like)
@@ -190,7 +191,7 @@ def potential(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> Pote
     inner = inner_optimum(problem, solver, state)
     x = _trees.flatten_host(state.x)
     y_delta = _proven(solve_flat(flat, x, _trees.flatten_host(state.y), float(solver.delta)), "g + delta f")
-    with jax.enable_x64(True):
+    with float64():
         placed = place(problem, np.float64)
         y = flat.y_tree(y_delta.y)
         # With the slack at the row's own value the rows pull with nothing, so K there is q.
@@ -241,7 +242,7 @@ def _slack_constraints(flat: FlatProblem) -> Constraints:
 
 def _row_offset(flat: FlatProblem) -> np.ndarray:
     """Return the rows at (0, 0): `FlatProblem` keeps its slacks without it, a state keeps them with it."""
-    with jax.enable_x64(True):
+    with float64():
         rows = place(flat.problem, np.float64).rows(_trees.zeros(flat.x_like), _trees.zeros(flat.y_like))
     return _trees.flatten_host(rows)
 

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import call_host
 from bilevax.convex import Ball as BallConstraint
 from bilevax.convex import Constraints, Objective, Outcome, minimise
 from bilevax.operators import LinearMap, Lineax, as_linear_map
@@ -298,10 +299,8 @@ class Polyhedron(ConvexSet):
         if all(map(_trees.is_concrete, jax.tree.leaves((self, flat)))):
             nearest = jnp.asarray(self._nearest(np.asarray(flat)), flat.dtype)
         else:
-            shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-            # The set is an argument: inside compiled code its numbers are known only when the callback runs.
-            host = lambda rows, v: rows._nearest(np.asarray(v)).astype(v.dtype)
-            nearest = jax.pure_callback(host, shape, self, flat, vmap_method="sequential")
+            # The set is an argument: inside compiled code its numbers are known only when the host is called.
+            nearest = call_host(Polyhedron._nearest, jax.ShapeDtypeStruct(flat.shape, flat.dtype), self, flat)
         return _trees.unflatten(nearest, value)
 
     def _nearest(self, point: np.ndarray) -> np.ndarray:
@@ -330,6 +329,14 @@ class Polyhedron(ConvexSet):
                 f"{name}: the polyhedron's A has {self.A.shape[1]} columns, "
                 f"but the variable, {_trees.describe(like)}, has {_trees.size(like)} entries."
             )
+        known = lambda leaf: _trees.is_concrete(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+        if all(map(known, jax.tree.leaves((self, like)))):
+            point = _trees.flatten_host(like)
+            if self.rows(like).violation(point) > 1e-6:  # else the point proves that there is one
+                try:
+                    self._nearest(point)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
 
     def like(self) -> PyTree | None:
         return jax.ShapeDtypeStruct((self.A.shape[1],), np.float64)

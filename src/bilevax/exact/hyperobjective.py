@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem, equilibrated
@@ -40,7 +40,7 @@ class Hyperobjective:
     """
 
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree = None):
-        with jax.enable_x64(True):
+        with float64():
             x, shapes, _ = validate(problem, x_like, y_like)
         self._flat = equilibrated(FlatProblem(problem, x, shapes), x)
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.convex import ConvexSolution, Outcome
 from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
@@ -59,7 +59,7 @@ def solve_lower_level(
     penalty
         Solves for ``g + penalty f`` instead of g: y_delta(x) of the reformulation.
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, _ = validate(problem, x, start if start is not None else _example(y_like))
     flat = equilibrated(FlatProblem(problem, x, y_like), x, start)
     guess = None if start is None else flat.y_flat(start)

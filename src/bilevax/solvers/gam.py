@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 import scipy.sparse as sp
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
@@ -161,7 +161,7 @@ def _snapshot(point: _Point, phase: str) -> Snapshot:
 
 
 def _project(flat: FlatProblem, x: np.ndarray) -> np.ndarray:
-    with jax.enable_x64(True):
+    with float64():
         return _trees.flatten_host(flat.problem.x_set.project(flat.x_tree(x)))
 
 

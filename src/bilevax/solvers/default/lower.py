@@ -13,6 +13,7 @@ computed once.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,6 +23,7 @@ from bilevax.derivatives import FlatProblem, LowerDerivatives
 from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.complementarity import solve_complementarity
 from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +96,16 @@ class LowerPoint:
     violation: float
 
 
-class LowerModel:
+class ModelState(NamedTuple):
+    """The lift that g was found to need."""
+
+    lift: float
+
+
+class LowerModel(Learning):
     """Exact lower-level answers at many x, each started from the last."""
+
+    State = ModelState
 
     def __init__(self, flat: FlatProblem):
         self.flat = flat

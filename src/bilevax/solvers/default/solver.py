@@ -95,7 +95,7 @@ class Default(HostSolver):
         diary: Diary,
     ) -> Iterator[Snapshot]:
         """The search in the units of ``flat``."""
-        diary.learner(lambda: flat, "_patterns")  # a Hessian seen once is used again while it holds
+        diary.learner(lambda: flat)  # a Hessian seen once is used again while it holds
         rows = _trees.size(flat.row_shapes)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
         upper, dense = UpperSet(flat.x_rows), size <= _LARGEST and not flat.y_rows.balls
@@ -125,7 +125,7 @@ class Default(HostSolver):
         multipliers: np.ndarray | None,
         diary: Diary,
     ) -> Iterator[Snapshot]:
-        model = diary.learner(lambda: LowerModel(flat), "lift")
+        model = diary.learner(lambda: LowerModel(flat))
         held = None if multipliers is None else model.pressed(y, multipliers)
         start = yield from diary.phase("start", _arrive(model, upper, x, y, held))
         if start is None:
@@ -139,7 +139,7 @@ class Default(HostSolver):
                 return
             smooth = None
             if model.rows.inequality.any():
-                path = diary.learner(lambda: CentralPath(model, _whole(model, start).lower), "force")
+                path = diary.learner(lambda: CentralPath(model, _whole(model, start).lower))
                 for step in follow(path, upper, self.stages, diary):
                     smooth = step.point
                     if step.is_step:
@@ -168,7 +168,7 @@ class Default(HostSolver):
         """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
         if diary.empty:
             yield Snapshot(x, y, "start", np.inf, exact=False)
-        lower = diary.learner(lambda: InteriorLower(flat), "pull")
+        lower = diary.learner(lambda: InteriorLower(flat))
         smooth = x
         if multipliers is None:
             path = diary.learner(lambda: SparsePath(lower, x, y))
@@ -190,8 +190,8 @@ class Default(HostSolver):
         """Smooth by sweeps; where the size allows, try after each stage to finish exactly, and stop once that works."""
         if diary.empty:
             yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
-        model = diary.learner(lambda: LowerModel(flat), "lift") if dense else None
-        oracle = diary.learner(lambda: PairOracle(flat, upper, x, y), *PairOracle.learns)
+        model = diary.learner(lambda: LowerModel(flat)) if dense else None
+        oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
         best, converged, last, stages = None, False, None, 0
         for step in follow(oracle, upper, self.stages, diary):
             last, stages = step.point, stages + step.ended
