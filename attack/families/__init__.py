@@ -1,0 +1,57 @@
+"""The families: each draws its cases from a seed. One file a group; every file registers with `family`."""
+
+import dataclasses
+import importlib
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from attack.model import Case
+from attack.units import MODES, rescale
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A name and a generator of cases."""
+
+    name: str
+    draw: Callable[[int, int], Case]
+    about: str
+
+
+FAMILIES: dict[str, Family] = {}
+_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "hopeless", "table")
+
+
+def generator(name: str, seed: int, index: int) -> np.random.Generator:
+    """Return the random numbers of one case: the same on every machine, whatever else is run."""
+    return np.random.default_rng([zlib.crc32(name.encode()), seed, index])
+
+
+def family(name: str) -> Callable[[Callable[[np.random.Generator], Case]], Callable[[np.random.Generator], Case]]:
+    """Register a function of random numbers as a family."""
+
+    def register(fn: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
+        FAMILIES[name] = Family(name, lambda seed, index: fn(generator(name, seed, index)), fn.__doc__ or "")
+        return fn
+
+    return register
+
+
+def _register_units(bases: tuple[str, ...]) -> None:
+    """Register the units families: case i is case i of a base family, the bases taking turns."""
+    for mode in MODES:
+        name = f"units-{mode}"
+
+        def draw(seed: int, index: int, name: str = name, mode: str = mode) -> Case:
+            base = bases[index % len(bases)]
+            case = dataclasses.replace(FAMILIES[base].draw(seed, index), note=f"{base} {index}")
+            return rescale(case, mode, generator(name, seed, index))
+
+        FAMILIES[name] = Family(name, draw, f"Other families in other units of {mode}.")
+
+
+for _group in _GROUPS:
+    importlib.import_module(f"attack.families.{_group}")
+_register_units(("qp", "qp-integer", "kink-optimum", "wrong-point", "at-optimum"))
