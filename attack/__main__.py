@@ -8,8 +8,8 @@ import os
 import sys
 
 # Before NumPy is loaded, and inherited by the workers: every worker is one thread.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -19,6 +19,7 @@ from attack.runner import Result, Task, plan, run
 
 
 def main() -> int:
+    """Run what the command line asks for and return the exit code."""
     parser = argparse.ArgumentParser(prog="attack", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="how many, spread evenly over the families")
     parser.add_argument("--seed", type=int, default=0)
@@ -38,14 +39,12 @@ def main() -> int:
     else:
         tasks = [Task(name, arguments.seed, (arguments.case,)) for name in names]
     results: list[Result] = []
-    tried, total = 0, sum(len(task.indices) for task in tasks)
-    for part in run(tasks, arguments.workers):
-        results += part
-        tried += len(part)
+    total = sum(len(task.indices) for task in tasks)
+    for result in run(tasks, arguments.workers):
+        results.append(result)
         if sys.stderr.isatty():
-            wrong = sum(result.outcome == "wrong" for result in results)
-            missed = sum(result.outcome == "missed" for result in results)
-            print(f"\r{tried} of {total}, {wrong} wrong, {missed} missed ", end="", file=sys.stderr, flush=True)
+            wrong, missed = (sum(each.outcome == kind for each in results) for kind in ("wrong", "missed"))
+            print(f"\r{len(results)} of {total}, {wrong} wrong, {missed} missed ", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     order = {name: k for k, name in enumerate(FAMILIES)}

@@ -3,9 +3,11 @@
 import concurrent.futures
 import dataclasses
 import multiprocessing
+import queue
 import signal
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from attack.families import FAMILIES
@@ -73,11 +75,6 @@ def run_case(family: str, seed: int, index: int) -> Result:
         signal.alarm(0)
 
 
-def run_task(task: Task) -> list[Result]:
-    """Run the cases of a task."""
-    return [run_case(task.family, task.seed, index) for index in task.indices]
-
-
 def plan(families: list[str], seed: int, total: int) -> list[Task]:
     """Spread ``total`` cases evenly over the families."""
     share, rest = divmod(total, len(families))
@@ -85,16 +82,57 @@ def plan(families: list[str], seed: int, total: int) -> list[Task]:
     return [Task(name, seed, tuple(range(count))) for name, count in zip(families, counts, strict=True) if count]
 
 
-def run(tasks: list[Task], workers: int) -> Iterator[list[Result]]:
-    """Yield the results of each task as it finishes."""
-    if workers == 1 or len(tasks) == 1:
-        yield from map(run_task, tasks)
-        return
+def run(tasks: list[Task], workers: int) -> Iterator[Result]:
+    """Yield the results as they come, each task from a process of its own."""
+    results: queue.Queue[Result | BaseException | None] = queue.Queue()
+
+    def supervise(task: Task) -> None:
+        try:
+            for result in _isolated(task):
+                results.put(result)
+        except BaseException as error:
+            results.put(error)
+        results.put(None)
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for task in tasks:
+            pool.submit(supervise, task)
+        running = len(tasks)
+        while running:
+            result = results.get()
+            if isinstance(result, BaseException):
+                raise result
+            if result is None:
+                running -= 1
+            else:
+                yield result
+
+
+def _isolated(task: Task) -> Iterator[Result]:
+    """Run a task in a fresh process; a case at which the process dies is an error, and the rest go on in another."""
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        waiting = [pool.submit(run_task, task) for task in tasks]
-        for done in concurrent.futures.as_completed(waiting):
-            yield done.result()
+    rest = list(task.indices)
+    while rest:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(task._replace(indices=tuple(rest)), sender), daemon=True)
+        process.start()
+        sender.close()
+        try:
+            while rest:
+                yield receiver.recv()
+                rest.pop(0)
+        except EOFError:
+            process.join()
+            index = rest.pop(0)
+            words = f"the process died, exit code {process.exitcode}"
+            solvable = FAMILIES[task.family].draw(task.seed, index).expect is Expect.SOLUTION
+            yield Result(task.family, index, "error", False, solvable, 0.0, words)
+        process.join()
+
+
+def _work(task: Task, sender: Connection) -> None:
+    for index in task.indices:
+        sender.send(run_case(task.family, task.seed, index))
 
 
 def _out_of_time(*_: object) -> None:

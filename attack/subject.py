@@ -1,4 +1,4 @@
-"""The subject of the attack: a case is handed to bilevax in the user's units, and its claim comes back in base units."""
+"""The subject of the attack: bilevax gets a case in the user's units, and its claim comes back in base units."""
 
 import functools
 from collections.abc import Callable
@@ -44,11 +44,11 @@ def ask(case: Case, time_limit: float) -> Answer:
     if certificate.confirms(RTOL):
         claims.append(_claim(solution.x, certificate.y, certificate.value, units))
         return Answer(str(solution.status), claims)
-    return Answer(str(solution.status), claims, "certify(problem, solution.x) does not confirm what solve calls a success")
+    return Answer(str(solution.status), claims, "certify(problem, solution.x) does not confirm solve's success")
 
 
 def build(case: Case) -> bx.BilevelProblem:
-    """Return the case as a user would write it, in the user's units. Numbers go through ``data``: shapes compile once."""
+    """Return the case in the user's units. All numbers go through ``data``, so that each shape compiles once."""
     problem, units = case.problem, case.units
     rows = problem.rows
     data, fns = problem.data, (_plain(problem.upper), _plain(problem.lower))

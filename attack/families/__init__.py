@@ -21,7 +21,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
-_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "hopeless", "table")
+_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless")
 
 
 def generator(name: str, seed: int, index: int) -> np.random.Generator:
@@ -54,4 +54,17 @@ def _register_units(bases: tuple[str, ...]) -> None:
 
 for _group in _GROUPS:
     importlib.import_module(f"attack.families.{_group}")
-_register_units(("qp", "qp-integer", "kink-optimum", "wrong-point", "at-optimum"))
+_register_units(
+    (
+        "qp",
+        "qp-integer",
+        "kink-optimum",
+        "wrong-point",
+        "border",
+        "softplus",
+        "at-optimum",
+        "lp",
+        "equalities",
+        "ball-y",
+    )
+)

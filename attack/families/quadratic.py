@@ -1,7 +1,6 @@
 """Quadratic lower levels: generic, with integers, kinks at the start and at the optimum."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
@@ -129,6 +128,3 @@ def kink(random: np.random.Generator) -> tuple[Draft, np.ndarray]:
 def kink_optimum(random: np.random.Generator) -> Case:
     """The optimum lies on a kink of Phi."""
     return kink(random)[0].case()
-
-
-Change = Callable[[np.random.Generator, Draft], None]

@@ -76,9 +76,7 @@ def large_multiplier(random: np.random.Generator) -> Case:
     """Certify a slope next to a large multiplier: a moderate one must not count as zero."""
     K, slope = 10.0 ** random.uniform(3, 6), random.uniform(0.2, 0.8)
     y_set = Box(np.array([0.0, -np.inf]), np.array([np.inf, 0.0]))
-    follower = Quadratic(
-        np.diag([1.0, 2.0]), np.array([[0.0], [-2.0]]), np.array([K, 0.0]), standard(1, None, y_set)
-    )
+    follower = Quadratic(np.diag([1.0, 2.0]), np.array([[0.0], [-2.0]]), np.array([K, 0.0]), standard(1, None, y_set))
     data = {"K": K, "slope": slope}
     problem = Problem(line2_upper, line2_lower, data, INTERVAL, y_set, np.zeros(1), follower)
     return Case(problem, Expect.EITHER, point=np.array([10.0 ** random.uniform(-2, 0)]))
@@ -103,7 +101,7 @@ def absolute_value(random: np.random.Generator) -> Case:
 
 
 def leader_sum(xp: Any, x: Any, y: Any, d: Data) -> Any:
-    """x squared plus y."""
+    """Quadratic in x, linear in y."""
     return d["w"] * (x[0] - d["b"]) ** 2 + d["s"] * y[0]
 
 

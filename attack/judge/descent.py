@@ -1,9 +1,9 @@
 """Is there a way down from x? First-order descent, told apart from curvature and from what lies behind a barrier.
 
-Along a direction, D(t) is by how much Phi is lower at natural distance t. A first-order descent has D(t) = s t + c t^2
-+ ..., so ``(4 D(t/2) - D(t)) / t`` is s up to third order, and equal at t, t/2 and t/4. At a smooth saddle or maximum it
-vanishes; where x lies a little beside the kink of a minimum it doubles from t to t/2; behind a barrier D is negative at
-smaller distances. None of these is called a descent, so a true local minimum never is.
+Along a direction, D(t) is by how much Phi is lower at natural distance t. A first-order descent has
+D(t) = s t + c t^2 + ..., so ``(4 D(t/2) - D(t)) / t`` is s up to third order, and equal at t, t/2 and t/4. At a smooth
+saddle or maximum it vanishes; where x lies a little beside the kink of a minimum it doubles from t to t/2; behind a
+barrier D is negative at smaller distances. None of these is called a descent, so a true local minimum never is.
 """
 
 from collections.abc import Callable

@@ -168,6 +168,16 @@ class Smooth:
         return (y, multipliers) if np.abs(rest).max() <= 1e-11 * terms else None
 
 
+class Formula:
+    """A lower level whose only minimiser is a formula."""
+
+    def __init__(self, formula: Callable[[np.ndarray], np.ndarray]):
+        self.formula = formula
+
+    def respond(self, x: np.ndarray, slack: float) -> np.ndarray | None:
+        return self.formula(x)
+
+
 class Candidates:
     """A lower level with a closed form: the best by g of a few candidates, and of those equal in g the best by f."""
 

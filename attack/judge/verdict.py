@@ -109,5 +109,5 @@ def _stationary(
     found = find_descent(drop, x, problem.x_set, problem.scale, random)
     if found is None:
         return None
-    direction = np.array2string(found.direction, precision=3)
-    return Verdict(False, f"Phi descends along {direction} with slope {found.slope:.2g} at distance {found.distance:.1e}")
+    way = np.array2string(found.direction, precision=3)
+    return Verdict(False, f"Phi descends along {way} with slope {found.slope:.2g} at distance {found.distance:.1e}")
