@@ -38,7 +38,6 @@ def complaints(results: Iterable[Result], seed: int) -> list[str]:
 
 
 def passed(results: list[Result]) -> bool:
-    """Return whether nothing is wrong or failed, and at most 3 % of what has a solution is missed."""
-    solvable = [result for result in results if result.solvable]
-    missed = sum(result.outcome in ("missed", "error") for result in solvable)
-    return not any(result.outcome == "wrong" for result in results) and missed <= _MISSED_AT_MOST * len(solvable)
+    """Return whether nothing is wrong, and at most 3 % of what has a solution is missed, errors included."""
+    count = lambda *outcomes: sum(result.outcome in outcomes for result in results)
+    return not count("wrong") and count("missed", "error") <= _MISSED_AT_MOST * sum(each.solvable for each in results)

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import numpy as np
+
 from attack.families import FAMILIES
 from attack.judge import judge
-from attack.model import Abstain, Expect
+from attack.model import Abstain, Claim, Expect
 
 TIME_LIMIT = 20.0  # of a solve
 HARD_LIMIT = 90  # of a case, compilation, certificates and judge included
@@ -51,15 +53,13 @@ def run_case(family: str, seed: int, index: int) -> Result:
         note = f"[{case.note}] " if case.note else ""
         return Result(family, index, outcome, success, solvable, time.process_time() - began, note + words)
 
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.alarm(HARD_LIMIT)
     try:
         answer = ask(case, TIME_LIMIT)
         if not answer.claims:
             return result("missed" if solvable else "refused", False, answer.status)
         if case.expect is Expect.REFUSAL:
             return result("wrong", True, f"success with value {answer.claims[0].value:.9g}, but there is no answer")
-        for claim in answer.claims:
+        for claim in _distinct(answer.claims):
             verdict = judge(case.problem, claim)
             if not verdict.right:
                 return result("wrong", True, verdict.reason)
@@ -71,8 +71,12 @@ def run_case(family: str, seed: int, index: int) -> Result:
     except Exception as error:
         refusal = isinstance(error, ValueError) and not solvable
         return result("refused" if refusal else "error", False, f"{type(error).__name__}: {str(error)[:300]}")
-    finally:
-        signal.alarm(0)
+
+
+def _distinct(claims: list[Claim]) -> list[Claim]:
+    """Return the claims without repetitions: solve and certify usually say the same."""
+    same = lambda a, b: all(np.allclose(p, q, rtol=1e-9, atol=1e-12) for p, q in zip(a, b, strict=True))
+    return [claim for k, claim in enumerate(claims) if not any(same(claim, before) for before in claims[:k])]
 
 
 def plan(families: list[str], seed: int, total: int) -> list[Task]:
@@ -131,8 +135,12 @@ def _isolated(task: Task) -> Iterator[Result]:
 
 
 def _work(task: Task, sender: Connection) -> None:
+    signal.signal(signal.SIGALRM, _out_of_time)
     for index in task.indices:
-        sender.send(run_case(task.family, task.seed, index))
+        signal.alarm(HARD_LIMIT)
+        result = run_case(task.family, task.seed, index)
+        signal.alarm(0)
+        sender.send(result)
 
 
 def _out_of_time(*_: object) -> None:

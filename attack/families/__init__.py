@@ -23,6 +23,12 @@ class Family:
 FAMILIES: dict[str, Family] = {}
 _GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless")
 
+# What the units families put into other units.
+_BASES = (
+    *("qp", "kink-optimum", "wrong-point", "softplus", "border", "qp-integer", "at-optimum", "lp", "equalities"),
+    *("ball-y", "entropy", "qp-waves", "table-1", "table-9"),
+)
+
 
 def generator(name: str, seed: int, index: int) -> np.random.Generator:
     """Return the random numbers of one case: the same on every machine, whatever else is run."""
@@ -41,11 +47,11 @@ def family(name: str) -> Callable[[Callable[[np.random.Generator], Case]], Calla
 
 def _register_units(bases: tuple[str, ...]) -> None:
     """Register the units families: case i is case i of a base family, the bases taking turns."""
-    for mode in MODES:
+    for turn, mode in enumerate(MODES):
         name = f"units-{mode}"
 
-        def draw(seed: int, index: int, name: str = name, mode: str = mode) -> Case:
-            base = bases[index % len(bases)]
+        def draw(seed: int, index: int, name: str = name, mode: str = mode, turn: int = turn) -> Case:
+            base = bases[(index + 3 * turn) % len(bases)]
             case = dataclasses.replace(FAMILIES[base].draw(seed, index), note=f"{base} {index}")
             return rescale(case, mode, generator(name, seed, index))
 
@@ -54,17 +60,4 @@ def _register_units(bases: tuple[str, ...]) -> None:
 
 for _group in _GROUPS:
     importlib.import_module(f"attack.families.{_group}")
-_register_units(
-    (
-        "qp",
-        "qp-integer",
-        "kink-optimum",
-        "wrong-point",
-        "border",
-        "softplus",
-        "at-optimum",
-        "lp",
-        "equalities",
-        "ball-y",
-    )
-)
+_register_units(_BASES)

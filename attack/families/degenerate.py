@@ -46,9 +46,8 @@ def zero(random: np.random.Generator, d: Draft) -> None:
     """A row of zeros, or one that holds x alone."""
     n, m = d.x0.size, d.data["c"].size
     B = random.standard_normal((1, n)) * random.integers(0, 2)
-    append(
-        d, Rows(np.zeros((1, m)), B, np.array([-np.inf]), np.array([float(random.integers(0, 2))]) + np.abs(B).sum())
-    )
+    room = np.abs(B).sum() + random.integers(0, 2)
+    append(d, Rows(np.zeros((1, m)), B, np.array([-np.inf]), np.array([room])))
 
 
 @changed("rows-parallel")

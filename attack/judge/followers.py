@@ -150,6 +150,8 @@ class Smooth:
         with np.errstate(all="ignore"):
             rest = residual(y, multipliers)
             for _ in range(200):
+                if np.abs(rest).max(initial=0.0) <= 1e-14 * (1 + np.abs(right).max(initial=0.0)):
+                    break
                 system = np.block([[self.hessian(x, y), rows.T], [rows, np.zeros((len(rows), len(rows)))]])
                 if not np.isfinite(system).all():
                     return None
