@@ -93,6 +93,7 @@ def test_each_part_of_a_claim_is_looked_at():
         (lambda x: np.abs(x).sum() - 1.1 * x[0], True),
         (lambda x: -abs(x[0]), True),  # a kink that is a maximum
         (lambda x: abs(x[0] - x[1]) + 0.1 * (x[0] + x[1]), True),  # a narrow valley: neither coordinate descends
+        (lambda x: 30 * abs(x[0] - 0.37 * x[1]) + 0.1 * (x[0] + x[1]), True),  # a steep one
         (lambda x: -max(x[0], 0.0), True),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 from attack.model import Region
 
@@ -66,14 +67,20 @@ def _first_order(D: np.ndarray) -> tuple[float, float] | None:
 
 
 def _piece_gradients(drop: Callable[[np.ndarray], float], n: int, random: np.random.Generator) -> list[np.ndarray]:
-    """Return ascent directions of the drop, by central differences at a few points near x."""
-    found, width = [], 1e-5
-    for radius in (0.0, 1e-4, 1e-3, 1e-3):
+    """Return ascent directions of the drop: its gradients at points near x, and the shortest vector of their hull.
+
+    The latter is the way along a valley between pieces, where each piece's own gradient leads across it.
+    """
+    found, width = [], 1e-7  # beside x, where differences seldom straddle a kink
+    for radius in (*[1e-4] * (n + 2), *[1e-3] * (n + 2)):
         center = radius * random.standard_normal(n)
         sides = np.array([[drop(center + width * unit), drop(center - width * unit)] for unit in np.eye(n)])
-        if not np.isfinite(sides).all():
-            continue
-        gradient = sides[:, 0] - sides[:, 1]
-        if np.linalg.norm(gradient) > 0:
-            found.append(gradient / np.linalg.norm(gradient))
-    return [*found, np.sum(found, axis=0)] if found else []
+        if np.isfinite(sides).all():
+            found.append((sides[:, 0] - sides[:, 1]) / (2 * width))
+    if not found:
+        return []
+    gradients = np.array(found)
+    size = max(np.linalg.norm(gradients, axis=1).max(), 1e-300)
+    # Minimise |sum of w_i g_i| over weights that add up to one, the sum held by a heavy row.
+    weights, _ = nnls(np.vstack([gradients.T / size, np.full(len(found), 1e4)]), np.r_[np.zeros(n), 1e4])
+    return [*found, weights @ gradients]
