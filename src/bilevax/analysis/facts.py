@@ -122,6 +122,9 @@ class Facts:
         interval = intervals.ANY if position else self._interval(op, operands, shapes, shape, polynomials)
         if interval is intervals.ANY:
             interval = Interval(np.broadcast_to(-np.inf, shape), np.broadcast_to(np.inf, shape))
+        if op.name == "select_n" and (number := _number(operands[0].interval)) is not None:
+            chosen = operands[1 + int(number)]  # the only case there is
+            return dataclasses.replace(chosen, interval=interval)
         degree = _joint_degree(op, operands) if self.program.floating[slot] else None
         if all(fact.constant for fact in operands):
             coefficient = 2 if self.program.on_x[slot] else 1
@@ -217,10 +220,14 @@ class Facts:
             return self._selected(operands, interval)
         if name == "xlogy" and first.constant:
             return Fact(interval, curvature=_scaled(_log_bits(operands[1]), first.interval))
+        if name == "xlogy" and operands[1].constant:
+            return Fact(interval, curvature=_scaled(first.curvature, _log_interval(operands[1].interval)))
         return Fact(interval)
 
     def _composed(self, op: Op, inner: Fact, interval: Interval) -> Fact:
         """Return a function of one number of a value: convex if convex and rising of convex, and so on."""
+        if op.name == "abs" and inner.interval.least >= 0:
+            return dataclasses.replace(inner, interval=interval)
         shape, slope = _SHAPES[op.name](inner.interval.least, inner.interval.most, op.params)
         curvature = _compose(shape, slope, inner.curvature)
         log_curvature, norm = 0, False
@@ -241,8 +248,6 @@ class Facts:
             power = op.params.get("y", 2)
             log_curvature = inner.log_curvature if power > 0 else _flip(inner.log_curvature)
             norm = power >= 2 and (power % 2 == 0 or inner.interval.least >= 0) and self._squares_to_norm(inner)
-        elif op.name == "abs":
-            norm = bool(curvature & CONVEX) and inner.norm
         return Fact(interval, curvature=curvature, log_curvature=log_curvature, norm=norm)
 
     def _sum(self, op: Op, operands: list[Fact], interval: Interval) -> Fact:
@@ -348,16 +353,8 @@ class Facts:
     def _selected(self, operands: list[Fact], interval: Interval) -> Fact:
         index, *cases = operands
         if not index.constant:
-            number = _number(index.interval)
-            if number is None:
-                return Fact(interval)
-            cases = [cases[int(number)]]
-        return Fact(
-            interval,
-            curvature=_meet(cases),
-            log_curvature=_logs(cases),
-            norm=_norms(cases),
-        )
+            return Fact(interval)
+        return Fact(interval, curvature=_meet(cases), log_curvature=_logs(cases), norm=_norms(cases))
 
     # Values as terms k u^p log(u)^q
 
@@ -372,10 +369,11 @@ class Facts:
             return self._multiplied_terms(op, operands)
         if name in ("log", "integer_pow", "square", "sqrt", "rsqrt", "xlogx") or (name == "pow" and first.terms):
             return self._function_terms(op, operands)
+        if name == "xlogy" and operands[1].constant:
+            factor = _log_interval(operands[1].interval)
+            return _times(first.terms, (factor.least, factor.most)) if first.terms else None
         if name == "xlogy":
             return self._products(first.terms, op.inputs[0], self._logarithm(op.inputs[1]), op.inputs[1])
-        if name == "select_n" and not operands[0].constant and _number(operands[0].interval) is not None:
-            return operands[1 + int(_number(operands[0].interval) or 0)].terms
         return None
 
     def _added_terms(self, operands: list[Fact], sign: float) -> tuple[int, Terms] | None:
@@ -518,6 +516,12 @@ def _compose(shape: int, slope: int, inner: int) -> int:
         ):
             curvature |= bit
     return curvature
+
+
+def _log_interval(interval: Interval) -> Interval:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = (np.log(np.maximum(side, 0.0)) for side in (interval.least, interval.most))
+    return Interval(np.asarray(low), np.asarray(high))
 
 
 def _log_bits(fact: Fact) -> int:

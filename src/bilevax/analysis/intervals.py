@@ -249,7 +249,7 @@ _INCREASING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "asinh": np.arcsinh,
     "acosh": lambda v: np.arccosh(np.maximum(v, 1.0)),
     "atanh": lambda v: np.arctanh(np.clip(v, -1, 1)),
-    "logistic": lambda v: np.maximum(special.expit(v), _TINY),
+    "logistic": lambda v: np.clip(special.expit(v), _TINY, np.nextafter(1.0, 0.0)),
     "erf": special.erf,
     "erf_inv": lambda v: special.erfinv(np.clip(v, -1, 1)),
     "floor": np.floor,

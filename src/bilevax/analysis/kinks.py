@@ -180,9 +180,8 @@ def irrelevant_stops(program: Program, region: Region) -> tuple[frozenset[int], 
         except jets.Unsupported:
             relevant.append(op)
             continue
-        finite = np.isfinite(values[0]) & np.isfinite(values[1])
-        size = np.abs(values[0][finite]).max(initial=0.0)
-        if finite.any() and np.abs(values[1] - values[0])[finite].max() <= 1e-10 * size:
+        first, second = (value[np.isfinite(values[0]) & np.isfinite(values[1])] for value in values)
+        if len(first) and np.abs(second - first).max() <= 1e-10 * np.abs(first).max():
             irrelevant.add(op.outputs[0])
         else:
             relevant.append(op)
@@ -365,19 +364,29 @@ def _bisect(
     left: np.ndarray,
     right: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of intervals shrunk around the crossings."""
+    """Return the ends of intervals shrunk around the crossings, cut into many parts at once where that is cheap."""
+    cuts = int(np.clip(_BUDGET // (max(program.sizes(), 1) * len(which)), 1, 31))
+    parts = np.arange(1, cuts + 1) / (cuts + 1)
+    many = [np.repeat(array, cuts, axis=0) for array in (which, entry, base, direction)]
 
-    def state(at: np.ndarray) -> np.ndarray:
-        states = _states(program, ops, base + at[:, None] * direction)
-        return np.array([states[k][row, e] for row, (k, e) in enumerate(zip(which, entry, strict=True))])
+    def state(at: np.ndarray, which: np.ndarray, entry: np.ndarray, base: np.ndarray, along: np.ndarray) -> np.ndarray:
+        states = _states(program, ops, base + at[:, None] * along)
+        out = np.empty(len(at))
+        for number, values in enumerate(states):
+            rows = np.flatnonzero(which == number)
+            out[rows] = values[rows, entry[rows]]
+        return out
 
-    first = state(left)
-    for _ in range(60):
-        middle = 0.5 * (left + right)
-        if np.all((middle <= left) | (middle >= right)):
+    first = state(left, which, entry, base, direction)
+    for _ in range(int(np.ceil(60 / np.log2(cuts + 1)))):
+        middle = left[:, None] + parts * (right - left)[:, None]
+        changed = state(middle.ravel(), *many).reshape(middle.shape) != first[:, None]
+        ends = np.concatenate([left[:, None], middle, right[:, None]], axis=1)
+        place = np.where(changed.any(1), changed.argmax(1), cuts)
+        rows = np.arange(len(left))
+        if np.array_equal(left, ends[rows, place]) and np.array_equal(right, ends[rows, place + 1]):
             break
-        same = state(middle) == first
-        left, right = np.where(same, middle, left), np.where(same, right, middle)
+        left, right = ends[rows, place], ends[rows, place + 1]
     return left, right
 
 
@@ -407,7 +416,9 @@ def _sides(
     samples: list[_Sample | None] = []
     for row in range(count):
         op, point = ops[which[row]], base[row] + right[row] * direction[row]
-        guard = op.name == "select_n" and not all(finite.get(slot, np.ones(count, bool))[row] for slot in op.inputs[1:])
+        # A branch without a meaning beside one that is only a number: ``where(y > 0, y * log(y), 0)``.
+        filled = op.name == "select_n" and not all(map(program.varies, op.inputs[1:]))
+        guard = filled and not all(finite[slot][row] for slot in op.inputs[1:] if slot in finite)
         samples.append(_judge(result[:, row], point, guard))
     return samples
 
@@ -429,13 +440,13 @@ def _judge(sides: np.ndarray, point: np.ndarray, guard: bool) -> _Sample | None:
         return None
     if guard or not defined.all():
         return _Sample("guard", 0.0, point)
-    sizes = np.abs(sides[0]).max(0), sides[3].max(0), sides[4].max(0)
+    sizes = np.abs(sides[0]).max(), sides[3].max(), sides[4].max()
     names: tuple[Verdict, ...] = ("discontinuous", "nonsmooth", "C1")
     for component, (name, size) in enumerate(zip(names, sizes, strict=True)):
         jump = np.abs(sides[component, 1] - sides[component, 0])
         # What is continuous shrinks by a hundred over two distances; rounding is judged by what was added up.
-        if jump[-1] >= 0.5 * jump[-3] and jump[-1] > 1e-9 * size[-1]:
-            return _Sample(name, float(jump[-1] / size[-1]), point)
+        if jump[-1] >= 0.5 * jump[-3] and jump[-1] > 1e-9 * size:
+            return _Sample(name, float(jump[-1] / size), point)
     return _Sample("smooth", 0.0, point)
 
 

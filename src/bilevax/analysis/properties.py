@@ -127,10 +127,10 @@ def analyse(
     parameters, misleading = irrelevant_stops(program, region)
     facts = Facts(program, x_bounds, y_bounds, parameters)
     domain = tuple(domain_rows(program, facts))
-    kinks = [stopped(op, program) for op in misleading] + find_kinks(program, facts, region, parameters)
     positive = required_positive(program, facts)
     if positive:
         facts = Facts(program, x_bounds, y_bounds, parameters, positive)
+    kinks = [stopped(op, program) for op in misleading] + find_kinks(program, facts, region, parameters)
     result = facts[program.result]
     proven = bool(result.curvature & CONVEX)
     degrees = result.degrees
@@ -193,7 +193,8 @@ def _first_unknown(program: Program, facts: Facts) -> str:
     """Return where the rules lose sight of the curvature."""
     for op in program.ops:
         known = all(facts[slot].curvature or not program.floating[slot] for slot in op.inputs)
-        lost = [slot for slot in op.outputs if program.floating[slot] and not facts[slot].curvature]
+        unknown = lambda fact: not (fact.curvature or fact.log_curvature)
+        lost = [slot for slot in op.outputs if program.floating[slot] and unknown(facts[slot])]
         if known and lost:
             where = op.where()
             return f"no rule for {op.name}" + (f" at {where}" if where else "")
