@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bilevax.analysis import intervals, jets
+from bilevax.analysis.convexity import prove_by_hessian
 from bilevax.analysis.intervals import Interval
 from bilevax.analysis.program import Op, Program
 
@@ -282,7 +283,30 @@ class Facts:
             if aligned and whole and sign[0] and sign[1] and sign[0][0] * sign[1][0] >= 0 and _same_sign(*sign):
                 norm = self._squares_to_norm(self[a.terms[0]])
                 return Fact(interval, curvature=CONVEX if norm else 0, norm=norm)
-        return Fact(interval)
+        return Fact(interval, curvature=self._form_curvature(op))
+
+    def _form_curvature(self, op: Op) -> int:
+        """Return the curvature of ``u @ H @ u`` with a constant matrix H, by its eigenvalues."""
+        for left, right in (op.inputs, op.inputs[::-1]):
+            inner = self.program.maker.get(left)
+            if inner is None or inner.name != "dot_general" or self.program.shapes[op.outputs[0]]:
+                continue
+            matrix = next((self.program.constants[slot] for slot in inner.inputs if slot in self.program.constants), None)
+            vector = next((slot for slot in inner.inputs if slot not in self.program.constants), None)
+            if matrix is None or vector is None or matrix.ndim != 2 or len(self.program.shapes[vector]) != 1:
+                continue
+            a, b = self[vector], self[right]
+            if a.terms is None or b.terms is None or a.terms[0] != b.terms[0] or matrix.shape[0] != matrix.shape[1]:
+                continue
+            root, factors = self[a.terms[0]], (_pure(a.terms[1]), _pure(b.terms[1]))
+            if root.curvature != AFFINE or None in factors or not all(k is not None and k[0] == k[1] for k in factors):
+                continue  # one number for all entries
+            sign = factors[0][0] * factors[1][0]  # type: ignore[index]
+            symmetric = sign * (matrix + matrix.T)
+            if prove_by_hessian(symmetric)[0] == "proven":
+                return CONVEX
+            return CONCAVE if prove_by_hessian(-symmetric)[0] == "proven" else 0
+        return 0
 
     def _quotient(self, operands: list[Fact], interval: Interval) -> Fact:
         a, b = operands

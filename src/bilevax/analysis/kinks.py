@@ -23,7 +23,8 @@ _ORDER: tuple[Verdict, ...] = ("discontinuous", "nonsmooth", "C1", "smooth", "gu
 
 _LINES, _STOPS, _SAMPLES = 24, 83, 8
 _BUDGET = 4_000_000  # entries evaluated at once
-_DISTANCES = 10.0 ** -np.arange(3, 10)
+_FEW = 16  # entries that move on a line where there are many variables
+_DISTANCES = np.array([1e-3, 1e-7, 1e-9])  # from a crossing, of the step of the line in which it lies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +120,12 @@ class Region:
         inside = self.lower + random.uniform(0.1, 0.9, base.shape) * np.where(bounded, width, 0.0)
         base = np.where(bounded, inside, base)
         direction = random.standard_normal((lines, size)) * scale
+        if size > 4 * _FEW:  # what one entry does is not to be lost among thousands
+            direction[random.random(direction.shape) > _FEW / size] = 0.0
         followed = random.permutation(np.arange(third) % size if size < third else random.permutation(size)[:third])
         single = np.zeros((third, size))
         single[np.arange(third), followed] = 1.0
-        direction[:third] *= single
+        direction[:third] = single * scale[:third]
         return base, direction
 
 
@@ -166,7 +169,7 @@ def irrelevant_stops(program: Program, region: Region) -> tuple[frozenset[int], 
     stops = [op for op in program.ops if op.name == "stop_gradient" and program.varies(op.outputs[0])]
     if not stops:
         return frozenset(), []
-    base, direction, _ = region.lines(np.random.default_rng(1), 12, 9)
+    base, direction, _ = region.lines(np.random.default_rng(1), 12 if program.sizes() < 10_000 else 3, 9)
     points = base + 0.3 * direction
     points = np.clip(points, region.lower, region.upper)
     split = program.shapes[program.x][0]
@@ -318,15 +321,15 @@ def _follow(
     """Return what happens where candidates change their branch along lines."""
     if not ops:
         return {}
-    points = int(np.clip(_BUDGET // max(program.sizes(), 1), 18, _LINES * _STOPS))
-    lines = int(np.clip(points // 9, 2, _LINES))
+    points = int(np.clip(_BUDGET // max(program.sizes(), 1), 27, _LINES * _STOPS))
+    lines = int(np.clip(points // 9, 3, _LINES))
     base, direction, stops = region.lines(random, lines, points // lines)
     at = base[:, None] + stops[..., None] * direction[:, None]
     crossings: list[tuple[int, int, int, int]] = []  # candidate, entry, line, stop
     for number, states in enumerate(_states(program, ops, at.reshape(-1, at.shape[-1]))):
         states = states.reshape(lines, stops.shape[1], -1)
         line, stop, entry = np.nonzero(states[:, 1:] != states[:, :-1])
-        chosen = _spread(random, line, entry, _SAMPLES if points >= 200 else 2)
+        chosen = _spread(random, line, _SAMPLES if points >= 200 else 2)
         crossings += [(number, int(entry[i]), int(line[i]), int(stop[i])) for i in chosen]
     if not crossings:
         return {}
@@ -342,16 +345,13 @@ def _follow(
     return found
 
 
-def _spread(random: np.random.Generator, line: np.ndarray, entry: np.ndarray, most: int) -> np.ndarray:
-    """Return a few crossings, from different lines and of different entries as far as possible."""
+def _spread(random: np.random.Generator, line: np.ndarray, most: int) -> np.ndarray:
+    """Return a few crossings, at random, from as many lines as possible."""
     order = random.permutation(len(line))
-    rank = np.zeros(len(line), int)
-    for key in (line[order], entry[order]):
-        _, first = np.unique(key, return_index=True)
-        again = np.ones(len(line), int)
-        again[first] = 0
-        rank += again
-    return order[np.argsort(rank, kind="stable")][:most]
+    by_line = order[np.argsort(line[order], kind="stable")]
+    first = np.flatnonzero(np.diff(line[by_line], prepend=-1))
+    count = np.arange(len(line)) - np.repeat(first, np.diff(np.append(first, len(line))))
+    return by_line[np.argsort(count, kind="stable")][:most]
 
 
 def _bisect(
@@ -378,7 +378,7 @@ def _bisect(
         return out
 
     first = state(left, which, entry, base, direction)
-    for _ in range(int(np.ceil(60 / np.log2(cuts + 1)))):
+    for _ in range(int(np.ceil(40 / np.log2(cuts + 1)))):
         middle = left[:, None] + parts * (right - left)[:, None]
         changed = state(middle.ravel(), *many).reshape(middle.shape) != first[:, None]
         ends = np.concatenate([left[:, None], middle, right[:, None]], axis=1)
@@ -429,7 +429,7 @@ def _judge(sides: np.ndarray, point: np.ndarray, guard: bool) -> _Sample | None:
     Parameters
     ----------
     sides
-        Jets of the function, of shape (5, side, distance), distances falling by tens.
+        Jets of the function, of shape (5, side, distance).
     point
         At the crossing.
     guard
@@ -444,8 +444,8 @@ def _judge(sides: np.ndarray, point: np.ndarray, guard: bool) -> _Sample | None:
     names: tuple[Verdict, ...] = ("discontinuous", "nonsmooth", "C1")
     for component, (name, size) in enumerate(zip(names, sizes, strict=True)):
         jump = np.abs(sides[component, 1] - sides[component, 0])
-        # What is continuous shrinks by a hundred over two distances; rounding is judged by what was added up.
-        if jump[-1] >= 0.5 * jump[-3] and jump[-1] > 1e-9 * size:
+        # What is continuous shrinks with the distance, a hundredfold here; rounding is judged by what was added up.
+        if jump[-1] >= 0.5 * jump[-2] and jump[-1] > 1e-9 * size:
             return _Sample(name, float(jump[-1] / size), point)
     return _Sample("smooth", 0.0, point)
 

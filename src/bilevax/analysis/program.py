@@ -97,7 +97,8 @@ class Program:
 
     def sizes(self) -> int:
         """Return the number of entries of all slots that depend on a variable: the cost of an evaluation."""
-        return sum(int(np.prod(self.shapes[slot])) for op in self.ops for slot in op.outputs)
+        slots = [self.x, self.y, *(slot for op in self.ops for slot in op.outputs)]
+        return sum(int(np.prod(self.shapes[slot])) for slot in slots)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray, slots: Sequence[int], scale: dict[int, float] | None = None):
         """Return the values of slots at a batch of points, or their jets along a batch of lines.
