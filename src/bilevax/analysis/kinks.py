@@ -21,10 +21,11 @@ Verdict = Literal["discontinuous", "nonsmooth", "C1", "smooth", "guard", "not me
 #: From bad to good: the verdict on a candidate is the worst of what was seen of it.
 _ORDER: tuple[Verdict, ...] = ("discontinuous", "nonsmooth", "C1", "smooth", "guard")
 
-_LINES, _STOPS, _SAMPLES = 24, 83, 8
+_LINES, _STOPS, _SAMPLES = 32, 83, 16
 _BUDGET = 4_000_000  # entries evaluated at once
 _FEW = 16  # entries that move on a line where there are many variables
-_DISTANCES = np.array([1e-3, 1e-7, 1e-9])  # from a crossing, of the step of the line in which it lies
+_DISTANCES = 10.0 ** -np.arange(3, 16, 2)  # from a crossing, of the step of the line in which it lies
+_JUMP = 1e-11  # of what was added up: less is rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,29 +104,26 @@ class Region:
     def _drawn(self, random: np.random.Generator, lines: int) -> tuple[np.ndarray, np.ndarray]:
         """Return random bases and directions.
 
-        Units are not known: a third of the lines follows one variable, the others at zero or where their bounds allow; in
-        a third, entries have sizes of many decades.
+        Units are not known: half of the lines follow one variable, and half have entries of sizes of many decades, or,
+        if they follow one variable, the others at zero or where their bounds allow.
         """
         size = len(self.lower)
         width = self.upper - self.lower
         bounded = np.isfinite(width)
-        scale = np.where(bounded, width, 1.0) * np.ones((lines, 1))
-        third = max(lines // 3, 1)
-        wild = slice(third, 2 * third)
-        scale[wild] = np.where(bounded, scale[wild], 10.0 ** random.uniform(-6, 6, scale[wild].shape))
-        base = random.standard_normal((lines, size)) * scale
-        base[:third] = 0.0
-        base = np.where(np.isfinite(self.lower), self.lower + np.abs(base), base)
-        base = np.where(np.isfinite(self.upper) & ~bounded, self.upper - np.abs(base), base)
-        inside = self.lower + random.uniform(0.1, 0.9, base.shape) * np.where(bounded, width, 0.0)
-        base = np.where(bounded, inside, base)
+        kind = np.arange(lines) % 4  # one from zero, all in one size, one in many sizes, all in many sizes
+        wild = (kind >= 2)[:, None] & ~bounded
+        scale = np.where(wild, 10.0 ** random.uniform(-6, 3, (lines, size)), np.where(bounded, width, 1.0))
+        base = np.where((kind == 0)[:, None], 0.0, random.standard_normal((lines, size)) * scale)
+        below, above = np.isfinite(self.lower), np.isfinite(self.upper)
+        base = np.where(below, self.lower + np.abs(base), np.where(above, self.upper - np.abs(base), base))
+        base = np.where(bounded, self.lower + random.uniform(0.1, 0.9, base.shape) * np.where(bounded, width, 0.0), base)
         direction = random.standard_normal((lines, size)) * scale
         if size > 4 * _FEW:  # what one entry does is not to be lost among thousands
             direction[random.random(direction.shape) > _FEW / size] = 0.0
-        followed = random.permutation(np.arange(third) % size if size < third else random.permutation(size)[:third])
-        single = np.zeros((third, size))
-        single[np.arange(third), followed] = 1.0
-        direction[:third] = single * scale[:third]
+        single = np.flatnonzero(kind % 2 == 0)
+        followed = random.permutation(size)[np.arange(len(single)) % size]
+        direction[single] = 0.0
+        direction[single, followed] = scale[single, followed]
         return base, direction
 
 
@@ -170,7 +168,7 @@ def irrelevant_stops(program: Program, region: Region) -> tuple[frozenset[int], 
     if not stops:
         return frozenset(), []
     base, direction, _ = region.lines(np.random.default_rng(1), 12 if program.sizes() < 10_000 else 3, 9)
-    points = base + 0.3 * direction
+    points = (base + 0.3 * direction) * 10.0 ** -(np.arange(len(base))[:, None] % 7)  # exponentials overflow
     points = np.clip(points, region.lower, region.upper)
     split = program.shapes[program.x][0]
     irrelevant, relevant = set(), []
@@ -178,13 +176,13 @@ def irrelevant_stops(program: Program, region: Region) -> tuple[frozenset[int], 
         try:
             values = [
                 program.evaluate(points[None, :, :split], points[None, :, split:], [program.result], scale)[0][0]
-                for scale in ({}, {op.outputs[0]: 1.0625})
+                for scale in ({}, {op.outputs[0]: 1 + 2.0**-10})
             ]
         except jets.Unsupported:
             relevant.append(op)
             continue
         first, second = (value[np.isfinite(values[0]) & np.isfinite(values[1])] for value in values)
-        if len(first) and np.abs(second - first).max() <= 1e-10 * np.abs(first).max():
+        if len(first) and np.mean(np.abs(second - first) <= 1e-10 * np.abs(first)) > 0.5:  # the others over- or underflow
             irrelevant.add(op.outputs[0])
         else:
             relevant.append(op)
@@ -366,6 +364,7 @@ def _bisect(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of intervals shrunk around the crossings, cut into many parts at once where that is cheap."""
     cuts = int(np.clip(_BUDGET // (max(program.sizes(), 1) * len(which)), 1, 31))
+    bits = 56 if cuts > 1 else 40
     parts = np.arange(1, cuts + 1) / (cuts + 1)
     many = [np.repeat(array, cuts, axis=0) for array in (which, entry, base, direction)]
 
@@ -378,7 +377,7 @@ def _bisect(
         return out
 
     first = state(left, which, entry, base, direction)
-    for _ in range(int(np.ceil(40 / np.log2(cuts + 1)))):
+    for _ in range(int(np.ceil(bits / np.log2(cuts + 1)))):
         middle = left[:, None] + parts * (right - left)[:, None]
         changed = state(middle.ravel(), *many).reshape(middle.shape) != first[:, None]
         ends = np.concatenate([left[:, None], middle, right[:, None]], axis=1)
@@ -401,7 +400,13 @@ def _sides(
 ) -> list[_Sample | None]:
     """Return verdicts from the function left and right of crossings; None where it is not defined on either side."""
     count, split = len(which), program.shapes[program.x][0]
-    at = np.concatenate([left[:, None] - _DISTANCES, right[:, None] + _DISTANCES], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        places = np.abs(base + right[:, None] * direction) / np.abs(direction)
+    rounding = np.where(direction != 0, places, 0.0).max(1) * np.finfo(np.float64).eps
+    # As near as the crossing is known, and as rounding of the point allows.
+    usable = _DISTANCES >= 64 * np.maximum(right - left, rounding)[:, None]
+    distances = np.where(usable, _DISTANCES, _DISTANCES[0])
+    at = np.concatenate([left[:, None] - distances, right[:, None] + distances], axis=1)
     points = base[:, None] + at[..., None] * direction[:, None]
     flat = points.reshape(-1, points.shape[-1])
     jet = jets.line_jet(flat, np.repeat(direction, at.shape[1], axis=0))
@@ -419,7 +424,8 @@ def _sides(
         # A branch without a meaning beside one that is only a number: ``where(y > 0, y * log(y), 0)``.
         filled = op.name == "select_n" and not all(map(program.varies, op.inputs[1:]))
         guard = filled and not all(finite[slot][row] for slot in op.inputs[1:] if slot in finite)
-        samples.append(_judge(result[:, row], point, guard))
+        last = int(usable[row].sum()) - 1
+        samples.append(_judge(result[:, row, :, : last + 1], point, guard) if last > 0 else None)
     return samples
 
 
@@ -440,12 +446,13 @@ def _judge(sides: np.ndarray, point: np.ndarray, guard: bool) -> _Sample | None:
         return None
     if guard or not defined.all():
         return _Sample("guard", 0.0, point)
-    sizes = np.abs(sides[0]).max(), sides[3].max(), sides[4].max()
+    slope = sides[3].max()
+    sizes = np.abs(sides[0]).max() + slope, slope, sides[4].max()
     names: tuple[Verdict, ...] = ("discontinuous", "nonsmooth", "C1")
     for component, (name, size) in enumerate(zip(names, sizes, strict=True)):
         jump = np.abs(sides[component, 1] - sides[component, 0])
         # What is continuous shrinks with the distance, a hundredfold here; rounding is judged by what was added up.
-        if jump[-1] >= 0.5 * jump[-2] and jump[-1] > 1e-9 * size:
+        if jump[-1] >= 0.5 * jump[-2] and jump[-1] > _JUMP * size:
             return _Sample(name, float(jump[-1] / size), point)
     return _Sample("smooth", 0.0, point)
 
