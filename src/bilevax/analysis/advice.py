@@ -45,9 +45,13 @@ def rewriting(name: str) -> str:
     if name in _STEPS:
         return f"{name} is not continuous; no smooth or convex rewriting exists"
     if name in _ORDERED:
-        return f"{name} is not smooth and in general not convex; sums of the largest entries are, with variables and rows"
+        return (
+            f"{name} is not smooth and in general not convex; sums of the largest entries are, with variables and rows"
+        )
     if name in ("cummax", "leaky_relu", "ptp"):
         return _ADVICE["max"]
     if name == "relu6":
         return _ADVICE["clip"]
+    if name in ("eigh", "eig", "svd"):
+        return "eigenvalues have kinks where they meet; use smooth functions of the matrix, or rows"
     return _ADVICE.get(name, "use a smooth expression, or variables with rows if it is convex")

@@ -75,7 +75,9 @@ def prove_by_hessian(hessian: Any) -> tuple[Convexity, float, np.ndarray | None]
     if scaled.diagonal()[worst] < -_NEGATIVE:
         return "refuted", float(scaled.diagonal()[worst]), np.eye(1, len(scale), worst)[0] * scale[worst]
     try:
-        _, pivots, _ = qdldl.Solver(sp.triu(scaled + _NEGATIVE * sp.eye(len(scale)), format="csc"), upper=True).factors()
+        _, pivots, _ = qdldl.Solver(
+            sp.triu(scaled + _NEGATIVE * sp.eye(len(scale)), format="csc"), upper=True
+        ).factors()
     except Exception:  # a pivot of zero
         return "unknown", np.nan, None
     return ("proven", -_NEGATIVE, None) if (np.asarray(pivots) > 0).all() else ("unknown", np.nan, None)
@@ -140,7 +142,9 @@ def test_convexity(
     try:
         moving = np.any(points[starts] != points[ends], axis=1)
         if moving.any():
-            worst, tested = _on_segments(program, xs[starts[moving]], points[starts[moving]], points[ends[moving]], stops)
+            worst, tested = _on_segments(
+                program, xs[starts[moving]], points[starts[moving]], points[ends[moving]], stops
+            )
         size = points.shape[1] if tangent is None else tangent.shape[1]
         for index in random.permutation(len(points))[: 16 if size <= 30 else 0]:
             found = _all_directions(program, xs[index], points[index], tangent)
@@ -199,7 +203,7 @@ def _curvatures(program: Program, x: np.ndarray, y: np.ndarray, directions: np.n
 
 def _jets(program: Program, x: np.ndarray, y: np.ndarray, directions: np.ndarray) -> np.ndarray:
     chunk = max(_BUDGET // max(program.sizes(), 1), 1)
-    parts = []
+    parts = [np.zeros((5, 0))]
     for first in range(0, len(y), chunk):
         part = slice(first, first + chunk)
         fixed = jets.line_jet(x[part], np.zeros_like(x[part]))

@@ -96,7 +96,9 @@ class Facts:
             for position, slot in enumerate(op.outputs):
                 fact = self._fact(op, position, slot)
                 if slot in parameters:
-                    fact = Fact(fact.interval, True, AFFINE, AFFINE if fact.interval.least > 0 else 0, degrees=(2, 0, 0))
+                    fact = Fact(
+                        fact.interval, True, AFFINE, AFFINE if fact.interval.least > 0 else 0, degrees=(2, 0, 0)
+                    )
                 self._facts[slot] = self._floored(slot, fact)
 
     def __getitem__(self, slot: int) -> Fact:
@@ -291,7 +293,9 @@ class Facts:
             inner = self.program.maker.get(left)
             if inner is None or inner.name != "dot_general" or self.program.shapes[op.outputs[0]]:
                 continue
-            matrix = next((self.program.constants[slot] for slot in inner.inputs if slot in self.program.constants), None)
+            matrix = next(
+                (self.program.constants[slot] for slot in inner.inputs if slot in self.program.constants), None
+            )
             vector = next((slot for slot in inner.inputs if slot not in self.program.constants), None)
             if matrix is None or vector is None or matrix.ndim != 2 or len(self.program.shapes[vector]) != 1:
                 continue
@@ -535,9 +539,7 @@ def _compose(shape: int, slope: int, inner: int) -> int:
     """Return the curvature of a function of some shape and slope (1 rising, -1 falling, 0 neither) of a value."""
     curvature = 0
     for bit in (CONVEX, CONCAVE):
-        if shape & bit and (
-            inner == AFFINE or (slope > 0 and inner & bit) or (slope < 0 and _flip(inner) & bit)
-        ):
+        if shape & bit and (inner == AFFINE or (slope > 0 and inner & bit) or (slope < 0 and _flip(inner) & bit)):
             curvature |= bit
     return curvature
 

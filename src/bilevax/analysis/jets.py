@@ -329,6 +329,7 @@ _ELEMENTWISE: dict[str, Callable] = {
     "ne": _compare(np.not_equal),
     "lt": _compare(np.less),
     "le": _compare(np.less_equal),
+    "eq_to": _compare(np.equal),
     "lt_to": _compare(np.less),
     "le_to": _compare(np.less_equal),
     "gt": _compare(np.greater),
@@ -433,7 +434,9 @@ def _convert(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tupl
 def _window_indices(dims: Any, sizes: tuple[int, ...], indices: np.ndarray, operand: tuple[int, ...], mode: Any):
     """Return the flat index in the operand of every entry of a gather's result, and which of them lie inside."""
     batch_shape = indices.shape[:-1]
-    kept = [d for d in range(len(operand)) if d not in dims.collapsed_slice_dims and d not in dims.operand_batching_dims]
+    kept = [
+        d for d in range(len(operand)) if d not in dims.collapsed_slice_dims and d not in dims.operand_batching_dims
+    ]
     rank = len(batch_shape) + len(kept)
     outside = [d for d in range(rank) if d not in dims.offset_dims]
     spread = lambda values, positions: np.asarray(values).reshape(
@@ -531,7 +534,12 @@ _REARRANGED: dict[str, Callable] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,
     "convert_element_type": _convert,
+    "stack": lambda params, operands, shapes: np.stack(operands, _lead(operands[0], shapes[0]) + params["axis"]),
+    "tile": lambda params, operands, shapes: np.tile(
+        operands[0], (1,) * _lead(operands[0], shapes[0]) + params["reps"]
+    ),
     **dict.fromkeys(("copy", "copy_p", "reduce_precision", "stop_gradient", "real", "optimization_barrier"), _identity),
+    **dict.fromkeys(("device_put", "sharding_constraint", "name"), _identity),
 }
 
 #: Operations that are linear in what may vary: entries moved, repeated, left out or added up.
@@ -636,10 +644,31 @@ def _reduce_product(params: dict, operands: Sequence[np.ndarray], shapes: Sequen
     return [a]
 
 
+def _triangular_solve(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], varies: Any):
+    matrix = operands[0]
+    if varies[0] and matrix.shape[:2] != (1, 1):
+        raise Unsupported("triangular_solve with a matrix that varies")
+    matrix = matrix[0, 0] if varies[0] else matrix
+    matrix = np.tril(matrix) if params["lower"] else np.triu(matrix)
+    if params["unit_diagonal"]:
+        matrix = matrix - np.diag(np.diag(matrix)) + np.eye(len(matrix))
+    inverse = np.linalg.inv(matrix.T if params["transpose_a"] else matrix)
+    multiply = (lambda b, m: np.matmul(m, b)) if params["left_side"] else np.matmul
+    b = operands[1] if varies[1] else operands[1][None, None]
+    return [_product([b, inverse], [True, False], multiply)]
+
+
+def _cumulative_product(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], varies: Any):
+    axis = 2 + params["axis"]
+    parts = list(np.moveaxis(operands[0], axis, 0))
+    parts = parts[::-1] if params["reverse"] else parts
+    for index in range(1, len(parts)):
+        parts[index] = _product([parts[index - 1], parts[index]], [True, True])
+    return [np.stack(parts[::-1] if params["reverse"] else parts, axis)]
+
+
 def _logical(reduce: Callable) -> Callable:
-    return lambda params, operands, shapes, varies: [
-        reduce(operands[0], axis=tuple(2 + d for d in params["axes"]))  #
-    ]
+    return lambda params, operands, shapes, varies: [reduce(operands[0], axis=tuple(2 + d for d in params["axes"]))]
 
 
 def _iota(params: dict, operands: Any, shapes: Any, varies: Any):
@@ -662,4 +691,9 @@ _OTHERS: dict[str, Callable] = {
     "reduce_and": _logical(np.all),
     "reduce_or": _logical(np.any),
     "iota": _iota,
+    "triangular_solve": _triangular_solve,
+    "cumprod": _cumulative_product,
 }
+
+#: The operations that are known here.
+KNOWN = frozenset().union(_UNARY, _STEPS, _ELEMENTWISE, _REARRANGED, _OTHERS)

@@ -116,7 +116,9 @@ class Region:
         base = np.where((kind == 0)[:, None], 0.0, random.standard_normal((lines, size)) * scale)
         below, above = np.isfinite(self.lower), np.isfinite(self.upper)
         base = np.where(below, self.lower + np.abs(base), np.where(above, self.upper - np.abs(base), base))
-        base = np.where(bounded, self.lower + random.uniform(0.1, 0.9, base.shape) * np.where(bounded, width, 0.0), base)
+        base = np.where(
+            bounded, self.lower + random.uniform(0.1, 0.9, base.shape) * np.where(bounded, width, 0.0), base
+        )
         direction = random.standard_normal((lines, size)) * scale
         if size > 4 * _FEW:  # what one entry does is not to be lost among thousands
             direction[random.random(direction.shape) > _FEW / size] = 0.0
@@ -182,7 +184,9 @@ def irrelevant_stops(program: Program, region: Region) -> tuple[frozenset[int], 
             relevant.append(op)
             continue
         first, second = (value[np.isfinite(values[0]) & np.isfinite(values[1])] for value in values)
-        if len(first) and np.mean(np.abs(second - first) <= 1e-10 * np.abs(first)) > 0.5:  # the others over- or underflow
+        if (
+            len(first) and np.mean(np.abs(second - first) <= 1e-10 * np.abs(first)) > 0.5
+        ):  # the others over- or underflow
             irrelevant.add(op.outputs[0])
         else:
             relevant.append(op)
@@ -226,8 +230,10 @@ def _needed(program: Program, parameters: frozenset[int]) -> list[Op]:
 
 
 def _is_candidate(op: Op, program: Program, facts: Facts) -> bool:
-    if op.name not in _STATES or not any(map(program.varies, op.inputs)):
+    if not any(map(program.varies, op.inputs)):
         return False
+    if op.name not in _STATES:
+        return op.name not in jets.KNOWN and op.name not in _SMOOTH
     bounds = [facts[slot].interval for slot in op.inputs]
     if op.name in ("abs", "sign", "cbrt"):
         return bounds[0].least < 0 < bounds[0].most
@@ -294,6 +300,23 @@ _STATES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+#: Operations that are smooth where they are defined, although they cannot be evaluated here.
+_SMOOTH = frozenset(
+    (
+        "atan2",
+        "bessel_i0e",
+        "bessel_i1e",
+        "cholesky",
+        "conv_general_dilated",
+        "cumlogsumexp",
+        "fft",
+        "householder_product",
+    )
+    + ("igamma", "igammac", "imag", "complex", "conj", "lu", "polygamma", "qr", "reduce_window_sum", "zeta")
+    + ("regularized_incomplete_beta", "tridiagonal_solve", "ragged_dot_general")
+)
+
+
 def _states(program: Program, ops: Sequence[Op], points: np.ndarray) -> list[np.ndarray]:
     """Return the branches that operations take at points, one row a point."""
     split = program.shapes[program.x][0]
@@ -306,16 +329,14 @@ def _states(program: Program, ops: Sequence[Op], points: np.ndarray) -> list[np.
             operands = [at[slot] for slot in op.inputs]
             rank = max(operand.ndim for operand in operands)
             aligned = [a.reshape((*a.shape, *(1,) * (rank - a.ndim))) for a in operands]
-            out.append(_STATES[op.name](op, *aligned).reshape(len(points), -1))
+            out.append(_STATES.get(op.name, _unsupported)(op, *aligned).reshape(len(points), -1))
     return out
 
 
 # Lines, crossings, and the function on both sides of them
 
 
-def _follow(
-    program: Program, ops: list[Op], region: Region, random: np.random.Generator
-) -> dict[Op, list[_Sample]]:
+def _follow(program: Program, ops: list[Op], region: Region, random: np.random.Generator) -> dict[Op, list[_Sample]]:
     """Return what happens where candidates change their branch along lines."""
     if not ops:
         return {}
@@ -469,9 +490,7 @@ def _is_norm(op: Op, program: Program, facts: Facts) -> bool:
     return fact.interval.least == 0.0 and fact.degree != 1  # at zero a line leaves the domain
 
 
-def _at_zeros(
-    program: Program, ops: list[Op], region: Region, random: np.random.Generator
-) -> dict[Op, list[_Sample]]:
+def _at_zeros(program: Program, ops: list[Op], region: Region, random: np.random.Generator) -> dict[Op, list[_Sample]]:
     """Return what happens where the arguments of roots vanish, on lines through such points."""
     found: dict[Op, list[_Sample]] = {}
     for op in ops:
@@ -501,9 +520,7 @@ def _squared(program: Program, slot: int) -> list[int]:
     return []
 
 
-def _common_zero(
-    program: Program, slots: list[int], region: Region, random: np.random.Generator
-) -> np.ndarray | None:
+def _common_zero(program: Program, slots: list[int], region: Region, random: np.random.Generator) -> np.ndarray | None:
     """Return a point where values vanish, by Newton's method within the bounds, or None."""
     size, split = len(region.lower), program.shapes[program.x][0]
     total = sum(int(np.prod(program.shapes[slot])) for slot in slots)

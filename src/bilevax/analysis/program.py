@@ -165,9 +165,18 @@ class Program:
         if name == "scan" and params["length"] * len(params["jaxpr"].eqns) <= _LONGEST_LOOP:
             return self._scan(params, inputs, calls, source)
         if name == "split":
-            return self._split(params, inputs[0], eqn, calls, source)
+            return self._split(params["axis"], params["sizes"], inputs[0], eqn, calls, source)
+        if name == "unstack":
+            axis = params["axis"]
+            rows = self._split(axis, [1] * len(eqn.outvars), inputs[0], eqn, calls, source)
+            return [self._reshape(row, var.aval, calls, source) for row, var in zip(rows, eqn.outvars, strict=True)]
+        if name == "custom_linear_solve":
+            lengths, solve = params["const_lengths"], params["jaxprs"].solve
+            first = lengths.matvec + lengths.vecmat
+            arguments = inputs[first : first + lengths.solve] + inputs[sum(lengths) :]
+            return self._inline(solve.jaxpr, solve.consts, arguments, calls, source)
         inner = next((params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params), None)
-        if inner is not None and name not in ("scan", "while", "custom_linear_solve"):
+        if inner is not None and name not in ("scan", "while"):
             body, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
             called = params.get("name") or getattr(getattr(body, "debug_info", None), "func_name", None) or name
             atom, pattern = _ATOMS.get(called, (None, None))
@@ -264,27 +273,32 @@ class Program:
         aval = lambda shape: jax.ShapeDtypeStruct(shape, np.float64 if self.floating[slot] else np.int64)
         limits = {"start_indices": (step,) + (0,) * (len(shape) - 1), "limit_indices": (step + 1, *shape[1:])}
         (row,) = self._add("slice", [slot], {**limits, "strides": None}, [aval((1, *shape[1:]))], calls, source)
-        return self._add("reshape", [row], {"new_sizes": shape[1:]}, [aval(shape[1:])], calls, source)[0]
+        return self._reshape(row, aval(shape[1:]), calls, source)
 
     def _stack(self, slots: list[int], aval: Any) -> int:
         entry = jax.ShapeDtypeStruct((1, *aval.shape), aval.dtype)
-        rows = [self._add("reshape", [slot], {"new_sizes": entry.shape}, [entry])[0] for slot in slots]
+        rows = [self._reshape(slot, entry, (), None) for slot in slots]
         if not rows:
             return self._constant(np.zeros((0, *aval.shape)))
         whole = jax.ShapeDtypeStruct((len(rows), *aval.shape), aval.dtype)
         return self._add("concatenate", rows, {"dimension": 0}, [whole])[0]
 
-    def _split(self, params: dict[str, Any], slot: int, eqn: Any, calls: tuple[str, ...], source: Any) -> list[int]:
+    def _split(
+        self, axis: int, sizes: Sequence[int], slot: int, eqn: Any, calls: tuple[str, ...], source: Any
+    ) -> list[int]:
         """Add a slice for each part."""
-        out, start, axis = [], 0, params["axis"]
-        for size, var in zip(params["sizes"], eqn.outvars, strict=True):
-            shape = self.shapes[slot]
+        out, start, shape = [], 0, self.shapes[slot]
+        for size, var in zip(sizes, eqn.outvars, strict=True):
             first = tuple(start if d == axis else 0 for d in range(len(shape)))
             last = tuple(start + size if d == axis else n for d, n in enumerate(shape))
             limits = {"start_indices": first, "limit_indices": last, "strides": None}
-            out += self._add("slice", [slot], limits, [var.aval], calls, source)
+            part = jax.ShapeDtypeStruct(np.subtract(last, first), var.aval.dtype)
+            out += self._add("slice", [slot], limits, [part], calls, source)
             start += size
         return out
+
+    def _reshape(self, slot: int, aval: Any, calls: tuple[str, ...], source: Any) -> int:
+        return self._add("reshape", [slot], {"new_sizes": aval.shape}, [aval], calls, source)[0]
 
 
 def _primitives(jaxpr: Jaxpr) -> tuple[str, ...]:

@@ -167,7 +167,8 @@ def analyse_objective(
     value = bare.upper_value if level == "upper" else bare.lower_value
     fn = lambda x, y: value(_trees.unflatten(x, x_like), _trees.unflatten(y, y_like))
     bounds = [
-        part.rows(like).intervals() for part, like in ((problem.x_set, x_like), (problem.y_set, y_like))  #
+        part.rows(like).intervals()
+        for part, like in ((problem.x_set, x_like), (problem.y_set, y_like))  #
     ]
     sizes = _trees.size(x_like), _trees.size(y_like)
     return analyse(fn, *sizes, x_bounds=bounds[0], y_bounds=bounds[1], points=points)
