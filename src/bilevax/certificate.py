@@ -10,10 +10,11 @@ from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.challenge import Challenge, Descent, challenge
 from bilevax.convex import ConvexSolution, Outcome
+from bilevax.convexity import Evidence, LowerConvexity, lower_convexity
 from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
-from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, evaluate
+from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
 from bilevax.problem import BilevelProblem, validate
 from bilevax.solution import Status, summarise
 from bilevax.stationarity import Stationarity, measure
@@ -72,8 +73,13 @@ class Certificate:
         Phi(x) - Phi_delta(x) for that delta; None where it was not asked for or g + delta f is not convex.
     y_error
         Largest distance, entry by entry, of the y that was given from the exact one; None when none was given.
+    lower_convexity
+        Whether g is convex in y: "proven" by its composition or its constant Hessian, "tested" at points across the
+        feasible set at x, "refuted" there, or "unknown".
     failure
-        Why the lower level could not be solved at x, or None.
+        Why nothing can be proven at x, or None.
+    remark
+        More about that: the kink that makes an objective nonsmooth, the point where g is not convex.
     """
 
     value: float
@@ -101,7 +107,9 @@ class Certificate:
     penalty_gap: float | None
     delta: float | None
     y_error: float | None
+    lower_convexity: Evidence
     failure: Status | None
+    remark: str
 
     def confirms(self, rtol: float) -> bool:
         """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol).
@@ -109,17 +117,27 @@ class Certificate:
         Stationary means that both ``stationarity`` and ``radius`` are at most ``rtol``, that Phi(x) is known to 1e-6 of
         its size and its unit, and that no point around x was found with a smaller Phi.
         """
-        return bool(
-            self.failure is None
-            and self.lower_feasible
-            and np.isfinite(self.value)
-            and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= LOWER_TOLERANCE
-            and self.x_infeasibility <= LOWER_TOLERANCE
-            and self.value_error <= VALUE_TOLERANCE * (self.value_unit + abs(self.value))
-            and self.stationarity <= rtol
-            and self.radius <= rtol
-            and self.descent is None
-        )
+        return self.objection(rtol) is None
+
+    def objection(self, rtol: float) -> str | None:
+        """Return what keeps `confirms` from holding, in words, or None."""
+        accuracy = max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity)
+        needed = VALUE_TOLERANCE * (self.value_unit + abs(self.value))
+        low, high = self.value_range
+        reasons = {
+            self.remark or "nothing can be proven at x": self.failure is not None,
+            "the lower level is infeasible at x": not self.lower_feasible,
+            "Phi(x) is not a number": not np.isfinite(self.value),
+            f"the lower level is solved to {accuracy:.2g} only": not accuracy <= LOWER_TOLERANCE,
+            f"x is outside X by {self.x_infeasibility:.2g}": not self.x_infeasibility <= LOWER_TOLERANCE,
+            f"the lower level has several minimisers, over which f differs ({low:.6g} to {high:.6g}), and the one that "
+            "counts was not found": not self.value_error <= needed and not self.lower_unique and high - low > needed,
+            f"y*(x) is known so badly that Phi(x) may be off by {self.value_error:.2g}": not self.value_error <= needed,
+            f"Phi has a slope of {self.stationarity:.2g} left": not self.stationarity <= rtol,
+            f"x would have to move by {self.radius:.2g} of its natural unit": not self.radius <= rtol,
+            "a point next to x has a smaller Phi": self.descent is not None,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def __str__(self) -> str:
         gap = "not measured" if self.penalty_gap is None else f"{self.penalty_gap:.3g} at delta {self.delta:g}"
@@ -157,7 +175,7 @@ class Certificate:
             ("penalty gap", gap),
         ]
         if self.failure is not None:
-            lines.insert(0, ("failure", self.failure.value))
+            lines.insert(0, ("failure", " ".join(filter(None, [self.failure.value, self.remark]))))
         return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in lines)
 
 
@@ -189,6 +207,8 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
     feasible = lower.outcome is not Outcome.INFEASIBLE
     quality = measure(flat, x, lower) if solved else _NOTHING
     tried, lowest = challenge(flat, x, phi, quality) if solved else Challenge(0, None)
+    convexity = lower_convexity(flat, x, lower.y) if feasible else LowerConvexity("unknown")
+    failure, remark = _failure(flat, phi, convexity)
     unit = flat.scales.upper
     return Certificate(
         value=phi.value / unit,
@@ -216,7 +236,24 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
         penalty_gap=_penalty_gap(flat, x, lower, phi.value, delta) if solved and delta is not None else None,
         delta=delta,
         y_error=None if start is None else float(np.abs((start - lower.y) * flat.scales.y).max(initial=0.0)),
-        failure=None if solved else _FAILURES.get(lower.outcome),
+        lower_convexity=convexity.evidence,
+        failure=failure,
+        remark=remark,
+    )
+
+
+def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:
+    """Return why nothing can be proven at x, and more about that."""
+    names = {"upper": "the upper objective", "lower": "the lower objective"}
+    for level, name in names.items():
+        if kinks := flat.properties(level).refused:
+            return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
+    if convexity.point is not None:
+        return Status.LOWER_NOT_CONVEX, f"g curves down at y = {summarise(convexity.point)}."
+    if phi.solved:
+        return None, ""
+    return _FAILURES[phi.lower.outcome], "" if phi.lower.outcome is not Outcome.INACCURATE else (
+        f"the lower level could be solved to {phi.lower.residual:.2g} only"
     )
 
 

@@ -558,6 +558,8 @@ def conclude(
     stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
     if ending.sweeps is not None:
         stats["sweeps"] = ending.sweeps
+    objection = certificate.objection(rtol)
+    reason = "" if status is Status.CONVERGED or objection is None else f" Not confirmed: {objection}."
     numbers = (
         f"value {certificate.value:.6g}, "
         f"stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "
@@ -570,7 +572,7 @@ def conclude(
         multipliers=certificate.multipliers,
         status=status,
         success=status is Status.CONVERGED,
-        message=f"{status.value} ({numbers})",
+        message=f"{status.value}{reason} ({numbers})",
         certificate=certificate,
         history=watch.history,
         stats=stats,

@@ -7,7 +7,7 @@ curvature of the whole function are compared on its two sides, ever closer to it
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy import optimize
@@ -425,7 +425,7 @@ def _sides(
         places = np.abs(base + right[:, None] * direction) / np.abs(direction)
     rounding = np.where(direction != 0, places, 0.0).max(1) * np.finfo(np.float64).eps
     # As near as the crossing is known, and as rounding of the point allows.
-    usable = _DISTANCES >= 64 * np.maximum(right - left, rounding)[:, None]
+    usable = 64 * np.maximum(right - left, rounding)[:, None] <= _DISTANCES
     distances = np.where(usable, _DISTANCES, _DISTANCES[0])
     at = np.concatenate([left[:, None] - distances, right[:, None] + distances], axis=1)
     points = base[:, None] + at[..., None] * direction[:, None]

@@ -5,10 +5,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.analysis import jets
 from bilevax.analysis.convexity import (
     Convexity,
@@ -161,7 +161,7 @@ def analyse_objective(
     points: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> FunctionProperties:
     """Return what f ("upper") or g ("lower") of a problem is, with the bounds of its sets; x_like and y_like are shapes."""
-    with jax.enable_x64(True):
+    with float64():
         upper, lower, data = place((problem.upper, problem.lower, problem.data), np.float64)
     bare = BilevelProblem(upper, lower, data=data)
     value = bare.upper_value if level == "upper" else bare.lower_value

@@ -1,0 +1,63 @@
+"""Whether g is convex in y: proven by rules or by a constant Hessian, else tested across the feasible set at x."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.optimize import linprog
+
+from bilevax.derivatives import FlatProblem
+from bilevax.exact.lower import constraints_at
+
+Evidence = Literal["proven", "tested", "refuted", "unknown"]
+
+_REACH = 10.0  # natural units around y within which an unbounded feasible set is looked at
+_DIRECTIONS = 4  # in which corners of the feasible set are looked for
+_MOST_PROGRAMS = 500  # variables up to which corners are found by linear programs
+
+
+class LowerConvexity(NamedTuple):
+    """What is known of the convexity of g, and the point (in the user's units) at which it is refuted, if it is."""
+
+    evidence: Evidence
+    point: np.ndarray | None = None
+
+
+def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerConvexity:
+    """Return whether g(x, .) is convex on the feasible set, and how that is known."""
+    facts = flat.properties("lower")
+    if facts.quadratic and facts.convexity == "unknown":
+        # A Hessian that depends on x is a constant one at this x.
+        hessian = flat.hessian("lower", "y", "y", x, y)
+        facts = facts.with_hessian(hessian) if not facts.hessian_depends_on_x else facts
+    if facts.convexity == "proven":
+        return LowerConvexity("proven")
+    if facts.convexity == "refuted" and facts.counterexample is not None:
+        return LowerConvexity("refuted", facts.counterexample.y)
+    test = facts.test_convexity(x * flat.scales.x, _across(flat, x, y) * flat.scales.y)
+    if test.counterexample is not None:
+        return LowerConvexity("refuted", test.counterexample.y)
+    return LowerConvexity("tested" if test.tested else "unknown")
+
+
+def _across(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return points across the feasible set at x: y, corners in random directions, and points between them."""
+    rows, random = constraints_at(flat, x), np.random.default_rng(0)
+    corners = [y]
+    finite = np.isfinite(rows.upper), np.isfinite(rows.lower)
+    if flat.n_y <= _MOST_PROGRAMS:
+        matrix = sp.vstack([rows.matrix[finite[0]], -rows.matrix[finite[1]]])
+        side = np.concatenate([rows.upper[finite[0]], -rows.lower[finite[1]]])
+        for direction in random.standard_normal((_DIRECTIONS, flat.n_y)):
+            for cost in (direction, -direction):
+                box = np.column_stack([y - _REACH, y + _REACH])
+                found = linprog(cost, matrix, side, bounds=box, method="highs")
+                if found.status == 0:
+                    corners.append(found.x)
+    points = np.array(corners)
+    for ball in rows.balls:
+        offset = points[:, ball.index] - ball.center
+        length = np.maximum(np.linalg.norm(offset, axis=1, keepdims=True), ball.radius)
+        points[:, ball.index] = ball.center + offset * ball.radius / length
+    weights = random.dirichlet(np.ones(len(points)), size=4 * len(points))
+    return np.vstack([points, weights @ points])
