@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from jaxtyping import PyTree
 from scipy.optimize import nnls
 
 from bilevax import _deadline
 from bilevax.convex import Constraints, Objective, minimise
-from bilevax.derivatives import FlatProblem
+from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.exact.phi import Phi, evaluate
+from bilevax.problem import BilevelProblem
 from bilevax.sets import SetRows
 from bilevax.stationarity import Stationarity
 
@@ -27,6 +29,7 @@ _MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at ra
 _RANDOM_DIRECTIONS = 3
 _MOST_PIECES = 4
 _SLOPE = 1e-5  # a slope, relative to that of f, that is none
+_FAR = 10.0 ** np.arange(1, 7)  # natural units at which a Phi without bound has to fall
 _ROUNDING = 1e-9  # of a value of Phi, relative to its size
 
 
@@ -112,3 +115,29 @@ def _projection(rows: SetRows) -> Callable[[np.ndarray], np.ndarray]:
         return minimise(distance, constraints, v).y
 
     return nearest
+
+
+def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) -> bool:
+    """Return whether Phi falls without end on the ray from ``start`` through x, as far as it is looked at.
+
+    Phi has to fall at every one of distances that grow tenfold, and never by less than half of the time before: a
+    function that levels off does not.
+    """
+    flat = equilibrated(FlatProblem(problem, x, y), x, y)
+    point, guess = flat.x_flat(x), flat.y_flat(y)
+    direction = point - flat.x_flat(start)
+    length, inside = np.abs(direction).max(initial=0.0), _projection(flat.x_rows)
+    if not (np.isfinite(length) and length > 0):
+        return False
+    values, last = [], guess
+    for distance in (0.0, *_FAR):
+        trial = point + distance * direction / length
+        if np.abs(inside(trial) - trial).max() > 1e-9 * (1 + distance):
+            return False
+        there = evaluate(flat, trial, last, thorough=False)
+        if not there.solved:
+            return False
+        last = there.lower.y
+        values.append(there.value)
+    falls = -np.diff(values)
+    return bool(np.all(falls > 0) and np.all(falls[1:] >= 0.5 * falls[:-1]))

@@ -26,6 +26,7 @@ from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline
 from bilevax._precision import float64
 from bilevax.certificate import Certificate, certify
+from bilevax.challenge import falls_forever
 from bilevax.checkpoints import Checkpoint
 from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem
@@ -37,6 +38,7 @@ from bilevax.solvers.base import AbstractSolver, HostSolver, Snapshot
 from bilevax.solvers.default import Default
 from bilevax.solvers.diary import Diary
 
+_MOST_PURSUITS = 5  # searches that go on from a point that refuted the last answer
 # An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
 _DIVERGENCE_FACTOR = 1e12
 
@@ -155,10 +157,14 @@ def solve(
                     f"{type(method).__name__}."
                 )
             ending = search(problem, method, x, y_like, y, warm_start, rtol, watch, *files)
+            ending, certificate = _pursued(problem, method, ending, rtol, watch, files[0])
         else:
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
-        solution = conclude(method, *certified(problem, method, ending), watch, rtol)
+            ending, certificate = certified(problem, method, ending)
+        if not certificate.confirms(rtol) and falls_forever(problem, ending.x, certificate.y, x):
+            ending = ending._replace(failure=Status.UNBOUNDED)
+        solution = conclude(method, ending, certificate, watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
@@ -534,6 +540,30 @@ def certified(
     return ending, certificate
 
 
+def _pursued(
+    problem: BilevelProblem,
+    solver: HostSolver,
+    ending: Ending,
+    rtol: float,
+    watch: "Watch",
+    checkpoint: Checkpoint | None,
+) -> tuple[Ending, Certificate]:
+    """Return an ending and its certificate; where the challenge found a better point, the search goes on from there."""
+    ending, certificate = certified(problem, solver, ending)
+    for _ in range(_MOST_PURSUITS if solver.keeps_diary else 0):
+        if certificate.descent is None or certificate.failure is not None or watch.ended is not None:
+            break
+        y_like = _trees.shapes(certificate.y)
+        further = search(
+            problem, solver, certificate.descent.x, y_like, certificate.y, None, rtol, watch, checkpoint
+        )._replace(steps=ending.steps)
+        found = certified(problem, solver, further)
+        if not found[1].value < certificate.value:
+            break
+        ending, certificate = found
+    return ending, certificate
+
+
 def _point_and_numbers(solver: AbstractSolver, loop: _Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
     point = solver.iterate(loop.state)
     return point.x, point.y, {name: float(value) for name, value in loop.residuals.items()}
@@ -581,7 +611,7 @@ def conclude(
 
 
 def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
-    if ending.failure in (Status.NOT_A_NUMBER, Status.DIVERGED):
+    if ending.failure in (Status.NOT_A_NUMBER, Status.DIVERGED, Status.UNBOUNDED):
         return ending.failure
     if certificate.failure is not None:
         return certificate.failure
