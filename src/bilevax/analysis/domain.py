@@ -1,4 +1,4 @@
-"""Where a function is defined: the arguments of its logarithms, roots and quotients, and where it is said to be infinite."""
+"""Where a function is defined: the arguments of its logarithms, roots and quotients, and where it is finite."""
 
 import dataclasses
 from typing import Literal, NamedTuple
@@ -18,8 +18,8 @@ class DomainRow:
     Attributes
     ----------
     kind
-        The function whose argument they are: "log", also in ``y log y``, "sqrt", "power" or "reciprocal"; "where" for the
-        condition under which the function is not infinite.
+        The function whose argument they are: "log", also in ``y log y``, "sqrt", "power" or "reciprocal"; "where" for
+        the condition under which the function is finite.
     strict
         Whether zero itself is outside; in ``xlogy(y, y)`` it is not, with a slope that is not finite there.
     affine

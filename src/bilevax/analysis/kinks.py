@@ -1,13 +1,13 @@
 """Kinks: operations with branches, and what the branches do to the function.
 
-An operation such as ``abs`` or ``max`` is only a candidate: ``abs(y) ** 2`` and ``logaddexp`` are smooth. So the function
-is followed along lines until the candidate takes another branch, the crossing is found by bisection, and value, slope and
-curvature of the whole function are compared on its two sides, ever closer to it.
+An operation such as ``abs`` or ``max`` is only a candidate: ``abs(y) ** 2`` and ``logaddexp`` are smooth. So the
+function is followed along lines until the candidate takes another branch, the crossing is found by bisection, and
+value, slope and curvature of the whole function are compared on its two sides, ever closer to it.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy import optimize
@@ -302,18 +302,9 @@ _STATES: dict[str, Callable[..., np.ndarray]] = {
 
 #: Operations that are smooth where they are defined, although they cannot be evaluated here.
 _SMOOTH = frozenset(
-    (
-        "atan2",
-        "bessel_i0e",
-        "bessel_i1e",
-        "cholesky",
-        "conv_general_dilated",
-        "cumlogsumexp",
-        "fft",
-        "householder_product",
-    )
-    + ("igamma", "igammac", "imag", "complex", "conj", "lu", "polygamma", "qr", "reduce_window_sum", "zeta")
-    + ("regularized_incomplete_beta", "tridiagonal_solve", "ragged_dot_general")
+    {"atan2", "bessel_i0e", "bessel_i1e", "cholesky", "complex", "conj", "conv_general_dilated", "cumlogsumexp", "fft"}
+    | {"householder_product", "igamma", "igammac", "imag", "lu", "polygamma", "qr", "ragged_dot_general", "zeta"}
+    | {"reduce_window_sum", "regularized_incomplete_beta", "tridiagonal_solve"}
 )
 
 
@@ -425,7 +416,7 @@ def _sides(
         places = np.abs(base + right[:, None] * direction) / np.abs(direction)
     rounding = np.where(direction != 0, places, 0.0).max(1) * np.finfo(np.float64).eps
     # As near as the crossing is known, and as rounding of the point allows.
-    usable = _DISTANCES >= 64 * np.maximum(right - left, rounding)[:, None]
+    usable = 64 * np.maximum(right - left, rounding)[:, None] <= _DISTANCES
     distances = np.where(usable, _DISTANCES, _DISTANCES[0])
     at = np.concatenate([left[:, None] - distances, right[:, None] + distances], axis=1)
     points = base[:, None] + at[..., None] * direction[:, None]
