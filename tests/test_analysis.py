@@ -34,6 +34,11 @@ def _unary(function: Callable) -> Callable:
     return lambda x, y: jnp.sum(function(y))
 
 
+def _safe_norm(v: Any) -> Any:
+    square = v @ v
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
+
+
 # name: function of x and y in R^3, smoothness, convexity in y, bounds
 _TABLE: dict[str, tuple[Callable[[Any, Any], Any], str, str, dict[str, Any]]] = {
     # lines 4 to 8 of the certificate's problems
@@ -108,7 +113,22 @@ _TABLE: dict[str, tuple[Callable[[Any, Any], Any], str, str, dict[str, Any]]] = 
     "sign times zero": (lambda x, y: (jnp.sign(y) * 0 + y) @ y, "smooth", "unknown", {}),
     "unused sign": (lambda x, y: jnp.stack([y @ y, jnp.sign(y[0])])[0], "smooth", "unknown", {}),
     "elu": (_unary(jax.nn.elu), "C1", "unknown", {}),
+    "softplus by cases": (
+        _unary(lambda y: jnp.where(y > 0, y + jnp.log1p(jnp.exp(-y)), jnp.log1p(jnp.exp(y)))),
+        "smooth",
+        "unknown",
+        {},
+    ),
+    "logaddexp by hand": (
+        lambda x, y: jnp.sum(jnp.maximum(x, y) + jnp.log1p(jnp.exp(-jnp.abs(x - y)))),
+        "smooth",
+        "unknown",
+        {},
+    ),
+    "sinc": (_unary(lambda y: jnp.where(y == 0, 1.0, jnp.sin(y) / jnp.where(y == 0, 1.0, y))), "smooth", "unknown", {}),
     # kinks
+    "norm with a safe gradient": (lambda x, y: _safe_norm(y - x) + y @ y, "nonsmooth", "proven", {}),
+    "weak kink": (lambda x, y: 1e-6 * jnp.abs(y[0] - x[0]) + y @ y, "nonsmooth", "proven", {}),
     "norm": (lambda x, y: jnp.linalg.norm(y - x), "nonsmooth", "proven", {}),
     "sum of norms": (lambda x, y: jnp.sqrt(y[0] ** 2 + y[1] ** 2) + jnp.abs(y[2]), "nonsmooth", "proven", {}),
     "1-norm": (lambda x, y: jnp.linalg.norm(y, 1) + y @ y, "nonsmooth", "proven", {}),

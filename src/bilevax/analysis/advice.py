@@ -37,8 +37,7 @@ _ORDERED = ("sort", "top_k", "median", "quantile", "percentile")
 
 def called(op: Any) -> str:
     """Return the name by which a user knows an operation."""
-    own: str = _NAMES.get(op.name, op.name)
-    return next((call for call in reversed(op.calls) if call in _CALLS), own)
+    return next((call for call in reversed(op.calls) if call in _CALLS), _NAMES.get(op.name) or str(op.name))
 
 
 def rewriting(name: str) -> str:

@@ -505,7 +505,7 @@ def _squared(program: Program, slot: int) -> list[int]:
         return [op.inputs[0]]
     if op.name in ("mul", "dot_general") and op.inputs[0] == op.inputs[1]:
         return [op.inputs[0]]
-    if op.name in ("add", "add_any", "mul", "div") or op.name in jets.LINEAR:
+    if op.name in ("add", "add_any", "mul", "div", "select_n") or op.name in jets.LINEAR:
         varying = [i for i in op.inputs if program.varies(i)]
         return [root for i in varying for root in _squared(program, i)]
     return []
