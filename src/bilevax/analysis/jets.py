@@ -573,10 +573,12 @@ def dot_general(a: np.ndarray, b: np.ndarray, params: dict, shapes: Sequence[tup
         moved = array.transpose(*range(lead), *(lead + d for part in order for d in part))
         return moved.reshape(*array.shape[:lead], *(int(np.prod([shape[d] for d in part])) for part in order))
 
-    product = np.matmul(
-        matrices(a, leads[0], shapes[0], (left_batch, free[0], left)),
-        matrices(b, leads[1], shapes[1], (right_batch, right, free[1])),
-    )
+    first = matrices(a, leads[0], shapes[0], (left_batch, free[0], left))
+    second = matrices(b, leads[1], shapes[1], (right_batch, right, free[1]))
+    if not free[0] and not free[1]:  # inner products
+        product = np.einsum("...k,...k->...", first[..., 0, :], second[..., 0])[..., None, None]
+    else:
+        product = np.matmul(first, second)
     sizes = [shapes[0][d] for d in (*left_batch, *free[0])] + [shapes[1][d] for d in free[1]]
     return product.reshape((*product.shape[:-3], *sizes))
 

@@ -416,8 +416,9 @@ def _sides(
         places = np.abs(base + right[:, None] * direction) / np.abs(direction)
     rounding = np.where(direction != 0, places, 0.0).max(1) * np.finfo(np.float64).eps
     # As near as the crossing is known, and as rounding of the point allows.
-    usable = 64 * np.maximum(right - left, rounding)[:, None] <= _DISTANCES
-    distances = np.where(usable, _DISTANCES, _DISTANCES[0])
+    ladder = _DISTANCES if count * program.sizes() <= _BUDGET // 20 else _DISTANCES[[0, 2, 3]]
+    usable = 64 * np.maximum(right - left, rounding)[:, None] <= ladder
+    distances = np.where(usable, ladder, ladder[0])
     at = np.concatenate([left[:, None] - distances, right[:, None] + distances], axis=1)
     points = base[:, None] + at[..., None] * direction[:, None]
     flat = points.reshape(-1, points.shape[-1])
@@ -425,7 +426,7 @@ def _sides(
     guards = sorted({slot for op in ops if op.name == "select_n" for slot in op.inputs[1:] if program.varies(slot)})
     result, *cases = program.evaluate(jet[..., :split], jet[..., split:], [program.result, *guards])
     result = np.concatenate([result, np.zeros((5 - len(result), *result.shape[1:]))])
-    result = result.reshape(5, count, 2, len(_DISTANCES))
+    result = result.reshape(5, count, 2, len(ladder))
     finite = {
         slot: np.isfinite(case[0]).reshape(count, at.shape[1], -1).all((1, 2))
         for slot, case in zip(guards, cases, strict=True)
