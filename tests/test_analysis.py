@@ -34,6 +34,11 @@ def _unary(function: Callable) -> Callable:
     return lambda x, y: jnp.sum(function(y))
 
 
+def _safe_norm(v: Any) -> Any:
+    square = v @ v
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
+
+
 # name: function of x and y in R^3, smoothness, convexity in y, bounds
 _TABLE: dict[str, tuple[Callable[[Any, Any], Any], str, str, dict[str, Any]]] = {
     # lines 4 to 8 of the certificate's problems
@@ -108,7 +113,22 @@ _TABLE: dict[str, tuple[Callable[[Any, Any], Any], str, str, dict[str, Any]]] = 
     "sign times zero": (lambda x, y: (jnp.sign(y) * 0 + y) @ y, "smooth", "unknown", {}),
     "unused sign": (lambda x, y: jnp.stack([y @ y, jnp.sign(y[0])])[0], "smooth", "unknown", {}),
     "elu": (_unary(jax.nn.elu), "C1", "unknown", {}),
+    "softplus by cases": (
+        _unary(lambda y: jnp.where(y > 0, y + jnp.log1p(jnp.exp(-y)), jnp.log1p(jnp.exp(y)))),
+        "smooth",
+        "unknown",
+        {},
+    ),
+    "logaddexp by hand": (
+        lambda x, y: jnp.sum(jnp.maximum(x, y) + jnp.log1p(jnp.exp(-jnp.abs(x - y)))),
+        "smooth",
+        "unknown",
+        {},
+    ),
+    "sinc": (_unary(lambda y: jnp.where(y == 0, 1.0, jnp.sin(y) / jnp.where(y == 0, 1.0, y))), "smooth", "unknown", {}),
     # kinks
+    "norm with a safe gradient": (lambda x, y: _safe_norm(y - x) + y @ y, "nonsmooth", "proven", {}),
+    "weak kink": (lambda x, y: 1e-6 * jnp.abs(y[0] - x[0]) + y @ y, "nonsmooth", "proven", {}),
     "norm": (lambda x, y: jnp.linalg.norm(y - x), "nonsmooth", "proven", {}),
     "sum of norms": (lambda x, y: jnp.sqrt(y[0] ** 2 + y[1] ** 2) + jnp.abs(y[2]), "nonsmooth", "proven", {}),
     "1-norm": (lambda x, y: jnp.linalg.norm(y, 1) + y @ y, "nonsmooth", "proven", {}),
@@ -287,19 +307,19 @@ def test_domains_that_bounds_imply_or_that_are_extended():
 def test_counterexamples_to_convexity():
     found = analyse(_TABLE["double well"][0], 3, 3)
     points = np.random.default_rng(0).uniform(-2, 2, (20, 3))
-    test = found.test_convexity(np.ones(3), points)
+    test = found.refute_convexity(np.ones(3), points)
     assert test.counterexample is not None
     assert test.counterexample.curvature < 0
     assert test.tested > 100
     assert abs(test.counterexample.y[0]) < 1
     # on the right of the inflection there is none
-    assert found.test_convexity(np.ones(3), np.abs(points) + 0.6).counterexample is None
+    assert found.refute_convexity(np.ones(3), np.abs(points) + 0.6).counterexample is None
 
 
 def test_a_saddle_is_found_among_many_variables():
     function = lambda x, y: jnp.sum(jnp.cosh(y)) - 1.02 * jnp.cosh(y[3])
     points = np.random.default_rng(0).normal(size=(10, 20))
-    found = analyse(function, 1, 20).test_convexity(np.zeros(1), points).counterexample
+    found = analyse(function, 1, 20).refute_convexity(np.zeros(1), points).counterexample
     assert found is not None
     assert np.argmax(np.abs(found.direction)) == 3
 
@@ -317,7 +337,7 @@ def test_rounding_is_no_counterexample(unit):
         scaled = lambda x, y, f=function: f(x, unit * y)
         found = analyse(scaled, 3, 3)
         assert found.convexity != "refuted"
-        assert found.test_convexity(random.normal(size=3), points).counterexample is None
+        assert found.refute_convexity(random.normal(size=3), points).counterexample is None
 
 
 def test_directions_that_leave_the_feasible_set_are_left_out():
@@ -325,8 +345,8 @@ def test_directions_that_leave_the_feasible_set_are_left_out():
     found = analyse(function, 1, 3)
     points = np.random.default_rng(0).normal(size=(10, 3))
     points[:, 2] = 0.5
-    assert found.test_convexity(np.zeros(1), points).counterexample is not None
-    assert found.test_convexity(np.zeros(1), points, tangent=np.eye(3)[:, :2]).counterexample is None
+    assert found.refute_convexity(np.zeros(1), points).counterexample is not None
+    assert found.refute_convexity(np.zeros(1), points, tangent=np.eye(3)[:, :2]).counterexample is None
 
 
 def test_one_variable():
@@ -478,7 +498,7 @@ def test_what_is_proven_is_not_refuted():
         (values,) = found.program.evaluate(np.tile(x, (20, 1))[None], points[None], [found.program.result])
         points = points[np.isfinite(values[0])]
         if len(points) > 1:
-            assert found.test_convexity(x, points).counterexample is None, seed
+            assert found.refute_convexity(x, points).counterexample is None, seed
     assert proven > 10
 
 

@@ -3,9 +3,11 @@
 from typing import Literal, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
+from bilevax.analysis import prove_by_hessian
 from bilevax.derivatives import FlatProblem
 from bilevax.exact.lower import constraints_at
 
@@ -25,19 +27,32 @@ class LowerConvexity(NamedTuple):
 
 def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerConvexity:
     """Return whether g(x, .) is convex on the feasible set, and how that is known."""
-    facts = flat.properties("lower")
-    if facts.quadratic and facts.convexity == "unknown":
-        # A Hessian that depends on x is a constant one at this x.
-        hessian = flat.hessian("lower", "y", "y", x, y)
-        facts = facts.with_hessian(hessian) if not facts.hessian_depends_on_x else facts
+    facts, tangent = flat.properties("lower"), _tangent(flat)
     if facts.convexity == "proven":
         return LowerConvexity("proven")
+    if facts.quadratic and (tangent is not None or facts.convexity == "unknown"):
+        # At this x the Hessian is the same for all y; only directions that keep the equality rows count.
+        hessian = flat.hessian("lower", "y", "y", x, y)
+        reduced = hessian if tangent is None else tangent.T @ (hessian @ tangent)
+        verdict = prove_by_hessian(reduced)[0]
+        if verdict != "unknown":
+            return LowerConvexity(verdict, y * flat.scales.y if verdict == "refuted" else None)
     if facts.convexity == "refuted" and facts.counterexample is not None:
         return LowerConvexity("refuted", facts.counterexample.y)
-    test = facts.test_convexity(x * flat.scales.x, _across(flat, x, y) * flat.scales.y)
+    along = None if tangent is None else flat.scales.y[:, None] * tangent
+    test = facts.refute_convexity(x * flat.scales.x, _across(flat, x, y) * flat.scales.y, tangent=along)
     if test.counterexample is not None:
         return LowerConvexity("refuted", test.counterexample.y)
     return LowerConvexity("tested" if test.tested else "unknown")
+
+
+def _tangent(flat: FlatProblem) -> np.ndarray | None:
+    """Return the directions of y that keep all equality rows, as columns; None where there are no such rows, or many."""
+    rows = constraints_at(flat, np.zeros(flat.n_x))
+    equal = sp.csr_matrix(rows.matrix)[rows.lower == rows.upper]
+    if equal.shape[0] == 0 or flat.n_y > _MOST_PROGRAMS:
+        return None
+    return scipy.linalg.null_space(equal.toarray(), rcond=1e-12)
 
 
 def _across(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:

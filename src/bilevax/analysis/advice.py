@@ -23,7 +23,7 @@ _ADVICE = {
     "min": "min is not convex; -min(a, b) = max(-a, -b) is, with a variable t and the rows t >= -a, t >= -b",
     "clip": "clip is neither convex nor smooth; use bounds or rows on the variable instead",
     "norm": "use the square of the norm, or sqrt(sum of squares + a small number)",
-    "where": "join the cases with equal values and slopes, or use a variable t with one row t >= case for each, if convex",
+    "where": "join the cases with equal values and slopes, or use a variable t with a row t >= case each, if convex",
     "a power at zero": "use an exponent of 2 or more, or add a small number to the base",
     "cbrt": "the cube root has no derivative at zero; keep its argument away from it",
     "stop_gradient": "the derivative JAX computes is not that of the function; remove it",
@@ -37,7 +37,7 @@ _ORDERED = ("sort", "top_k", "median", "quantile", "percentile")
 
 def called(op: Any) -> str:
     """Return the name by which a user knows an operation."""
-    return next((call for call in reversed(op.calls) if call in _CALLS), _NAMES.get(op.name, op.name))
+    return next((call for call in reversed(op.calls) if call in _CALLS), _NAMES.get(op.name) or str(op.name))
 
 
 def rewriting(name: str) -> str:

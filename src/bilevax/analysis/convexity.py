@@ -23,7 +23,7 @@ _BUDGET = 4_000_000
 class Counterexample:
     """A point and a direction in y along which a function curves down.
 
-    ``curvature`` is the second derivative there, or the fall of the slope between two points, and ``relative`` what it is
+    ``curvature`` is the second derivative there, or the fall of the slope between two points; ``relative`` is the same
     relative to the terms that make it up.
     """
 
@@ -101,7 +101,7 @@ def hessian_at(program: Program, x: np.ndarray, y: np.ndarray, basis: np.ndarray
     return np.where(noise, 0.0, hessian), sizes
 
 
-def test_convexity(
+def refute_convexity(
     program: Program,
     x: np.ndarray,
     points: np.ndarray,

@@ -1,4 +1,4 @@
-"""Where a function is defined: the arguments of its logarithms, roots and quotients, and where it is said to be infinite."""
+"""Where a function is defined: the arguments of its logarithms, roots and quotients, and where it is finite."""
 
 import dataclasses
 from typing import Literal, NamedTuple
@@ -18,8 +18,8 @@ class DomainRow:
     Attributes
     ----------
     kind
-        The function whose argument they are: "log", also in ``y log y``, "sqrt", "power" or "reciprocal"; "where" for the
-        condition under which the function is not infinite.
+        The function whose argument they are: "log", also in ``y log y``, "sqrt", "power" or "reciprocal"; "where" for
+        the condition under which the function is finite.
     strict
         Whether zero itself is outside; in ``xlogy(y, y)`` it is not, with a slope that is not finite there.
     affine
@@ -82,7 +82,8 @@ def required_positive(program: Program, facts: Facts) -> frozenset[int]:
     """Return the slots, affine in y, that are nonnegative wherever the function is defined, but not by their bounds."""
     return frozenset(
         argument.slot
-        for _, argument in _all_arguments(program, facts)
+        for op, argument in _all_arguments(program, facts)
+        if op.name != "xlogy" or not facts[op.inputs[0]].constant  # zeros in front of logarithms free their arguments
         if argument.kind != "reciprocal" and argument.offset == 0.0 and argument.sign > 0
         if program.on_y[argument.slot] and facts[argument.slot].curvature == AFFINE
         if facts[argument.slot].interval.least < 0

@@ -35,6 +35,8 @@ class Fact:
         Bounds of its entries.
     constant
         Whether it does not depend on y.
+    defined
+        Whether it is a number wherever x and y are within their bounds.
     curvature, log_curvature
         Of it, and of its logarithm where it is known to be positive.
     norm
@@ -56,6 +58,7 @@ class Fact:
     degrees: tuple[int, int, int] | None = None
     degree: int | None = None
     terms: tuple[int, Terms] | None = None
+    defined: bool = True
 
 
 class Facts:
@@ -95,6 +98,11 @@ class Facts:
         for op in program.ops:
             for position, slot in enumerate(op.outputs):
                 fact = self._fact(op, position, slot)
+                operands = [self[i] for i in op.inputs]
+                defined = all(part.defined for part in operands) and not any(
+                    _leaves_domain(op, p) for p in operands[:1]
+                )
+                fact = fact if defined else dataclasses.replace(fact, defined=False)
                 if slot in parameters:
                     fact = Fact(
                         fact.interval, True, AFFINE, AFFINE if fact.interval.least > 0 else 0, degrees=(2, 0, 0)
@@ -158,6 +166,8 @@ class Facts:
 
     def _interval(self, op: Op, operands: list[Fact], shapes: Any, shape: tuple[int, ...], polynomials: bool):
         found = intervals.of(op, [fact.interval for fact in operands], shapes, shape, polynomials)
+        if op.name in intervals.RELATIONS and not all(fact.defined for fact in operands):
+            return Interval(np.zeros(shape), np.ones(shape))  # NaN compares with nothing
         if op.name == "select_n" and op.inputs[0] in self.program.maker:
             return self._refined(op, found)
         return found
@@ -281,8 +291,8 @@ class Facts:
             (left, right), (left_batch, right_batch) = op.params["dimension_numbers"]
             aligned = tuple(left) == tuple(right) and tuple(left_batch) == tuple(right_batch)
             whole = len(left) + len(left_batch) == len(self.program.shapes[op.inputs[0]])
-            sign = _pure(a.terms[1]), _pure(b.terms[1])
-            if aligned and whole and sign[0] and sign[1] and sign[0][0] * sign[1][0] >= 0 and _same_sign(*sign):
+            first, second = _pure(a.terms[1]), _pure(b.terms[1])
+            if aligned and whole and first and second and _same_sign(first, second):
                 norm = self._squares_to_norm(self[a.terms[0]])
                 return Fact(interval, curvature=CONVEX if norm else 0, norm=norm)
         return Fact(interval, curvature=self._form_curvature(op))
@@ -302,11 +312,12 @@ class Facts:
             a, b = self[vector], self[right]
             if a.terms is None or b.terms is None or a.terms[0] != b.terms[0] or matrix.shape[0] != matrix.shape[1]:
                 continue
-            root, factors = self[a.terms[0]], (_pure(a.terms[1]), _pure(b.terms[1]))
-            if root.curvature != AFFINE or None in factors or not all(k is not None and k[0] == k[1] for k in factors):
-                continue  # one number for all entries
-            sign = factors[0][0] * factors[1][0]  # type: ignore[index]
-            symmetric = sign * (matrix + matrix.T)
+            first, second = _pure(a.terms[1]), _pure(b.terms[1])
+            if first is None or second is None or first[0] != first[1] or second[0] != second[1]:
+                continue  # not one number for all entries
+            if self[a.terms[0]].curvature != AFFINE:
+                continue
+            symmetric = first[0] * second[0] * (matrix + matrix.T)
             if prove_by_hessian(symmetric)[0] == "proven":
                 return CONVEX
             return CONCAVE if prove_by_hessian(-symmetric)[0] == "proven" else 0
@@ -426,12 +437,12 @@ class Facts:
         a, b = operands
         if op.name == "div":
             if b.constant:
-                inverse = intervals.reciprocal(b.interval)
-                return _times(a.terms, (inverse.least, inverse.most)) if a.terms else None
+                factor = intervals.reciprocal(b.interval)
+                return _times(a.terms, (factor.least, factor.most)) if a.terms else None
             line = _pure(b.terms[1]) if b.terms else None
             if line is None or (line[0] <= 0 <= line[1]) or b.terms is None:
                 return None
-            inverse = (b.terms[0], {(-1.0, 0): tuple(sorted((1 / line[0], 1 / line[1])))})
+            inverse: tuple[int, Terms] = (b.terms[0], {(-1.0, 0): (1 / line[1], 1 / line[0])})
             if a.constant:
                 return _times(inverse, (a.interval.least, a.interval.most))
             return self._products(a.terms, op.inputs[0], inverse, op.inputs[1])
@@ -483,7 +494,8 @@ class Facts:
             return terms[0], {(float(power), 0): (bounds.least, bounds.most)}
         if line[0] <= 0:
             return None
-        return terms[0], {(float(power), 0): tuple(sorted((line[0] ** power, line[1] ** power)))}
+        ends = line[0] ** power, line[1] ** power
+        return terms[0], {(float(power), 0): (min(ends), max(ends))}
 
     def _terms_curvature(self, terms: tuple[int, Terms]) -> int:
         root = self[terms[0]]
@@ -542,6 +554,15 @@ def _compose(shape: int, slope: int, inner: int) -> int:
         if shape & bit and (inner == AFFINE or (slope > 0 and inner & bit) or (slope < 0 and _flip(inner) & bit)):
             curvature |= bit
     return curvature
+
+
+def _leaves_domain(op: Op, inner: Fact) -> bool:
+    """Return whether a function of a value within its bounds may be NaN."""
+    if op.name in ("log", "sqrt", "rsqrt", "pow", "xlogx", "xlogy"):
+        return inner.interval.least < 0
+    if op.name in ("log1p", "asin", "acos", "atanh", "erf_inv"):
+        return inner.interval.least < -1 or (op.name != "log1p" and inner.interval.most > 1)
+    return op.name == "acosh" and inner.interval.least < 1
 
 
 def _log_interval(interval: Interval) -> Interval:

@@ -48,8 +48,8 @@ def of(
     ``polynomials`` tells that the operands are such, which take a value on an open set only if they are constant.
     """
     with np.errstate(all="ignore"):
-        if op.name in _RELATIONS and not (polynomials or op.inputs[0] == op.inputs[1]):
-            lower, upper = _RELATIONS[op.name](*operands)
+        if op.name in RELATIONS and not (polynomials or op.inputs[0] == op.inputs[1]):
+            lower, upper = RELATIONS[op.name](*operands)
         else:
             lower, upper = _of(op, operands, shapes)
     lower = np.where(np.isnan(lower), -np.inf, lower)
@@ -225,7 +225,7 @@ def _bounded(low: float, high: float) -> Callable:
 _UNDECIDED = Interval(np.asarray(0.0), np.asarray(1.0))
 _above = lambda a, b: Interval((a.lower > b.upper).astype(float), (a.upper > b.lower).astype(float))
 _not_below = lambda a, b: Interval((a.lower >= b.upper).astype(float), (a.upper >= b.lower).astype(float))
-_RELATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {
+RELATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {
     "gt": _above,
     "ge": _not_below,
     "lt": lambda a, b: _above(b, a),

@@ -400,7 +400,7 @@ def _slice(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[
 
 def _reverse(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
     lead = _lead(operands[0], shapes[0])
-    return np.flip(operands[0], [lead + d for d in params["dimensions"]])
+    return np.flip(operands[0], tuple(lead + d for d in params["dimensions"]))
 
 
 def _concatenate(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
@@ -416,7 +416,8 @@ def _pad(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[in
     starts = [max(low, 0) for low, _, _ in params["padding_config"]]
     steps = [step + 1 for _, _, step in params["padding_config"]]
     out[(..., *(slice(s, s + n, k) for s, n, k in zip(starts, whole, steps, strict=True)))] = a
-    crop = (slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(size, params["padding_config"]))
+    ends = [(low, high) for low, high, _ in params["padding_config"]]
+    crop = (slice(max(-low, 0), n - max(-high, 0)) for n, (low, high) in zip(size, ends, strict=True))
     return out[(..., *crop)]
 
 
@@ -492,7 +493,7 @@ def _scatter(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tupl
     inside = inside.ravel()
     values = updates.reshape(len(out), -1)[:, inside]
     if add:
-        np.add.at(out, (slice(None), flat.ravel()[inside]), values)
+        np.add.at(out.T, flat.ravel()[inside], values.T)
     else:
         out[:, flat.ravel()[inside]] = values
     return out.reshape((*lead, *shapes[0]))
@@ -572,10 +573,12 @@ def dot_general(a: np.ndarray, b: np.ndarray, params: dict, shapes: Sequence[tup
         moved = array.transpose(*range(lead), *(lead + d for part in order for d in part))
         return moved.reshape(*array.shape[:lead], *(int(np.prod([shape[d] for d in part])) for part in order))
 
-    product = np.matmul(
-        matrices(a, leads[0], shapes[0], (left_batch, free[0], left)),
-        matrices(b, leads[1], shapes[1], (right_batch, right, free[1])),
-    )
+    first = matrices(a, leads[0], shapes[0], (left_batch, free[0], left))
+    second = matrices(b, leads[1], shapes[1], (right_batch, right, free[1]))
+    if not free[0] and not free[1]:  # inner products
+        product = np.einsum("...k,...k->...", first[..., 0, :], second[..., 0])[..., None, None]
+    else:
+        product = np.matmul(first, second)
     sizes = [shapes[0][d] for d in (*left_batch, *free[0])] + [shapes[1][d] for d in free[1]]
     return product.reshape((*product.shape[:-3], *sizes))
 

@@ -1,8 +1,8 @@
 """Kinks: operations with branches, and what the branches do to the function.
 
-An operation such as ``abs`` or ``max`` is only a candidate: ``abs(y) ** 2`` and ``logaddexp`` are smooth. So the function
-is followed along lines until the candidate takes another branch, the crossing is found by bisection, and value, slope and
-curvature of the whole function are compared on its two sides, ever closer to it.
+An operation such as ``abs`` or ``max`` is only a candidate: ``abs(y) ** 2`` and ``logaddexp`` are smooth. So the
+function is followed along lines until the candidate takes another branch, the crossing is found by bisection, and
+value, slope and curvature of the whole function are compared on its two sides, ever closer to it.
 """
 
 import dataclasses
@@ -302,18 +302,9 @@ _STATES: dict[str, Callable[..., np.ndarray]] = {
 
 #: Operations that are smooth where they are defined, although they cannot be evaluated here.
 _SMOOTH = frozenset(
-    (
-        "atan2",
-        "bessel_i0e",
-        "bessel_i1e",
-        "cholesky",
-        "conv_general_dilated",
-        "cumlogsumexp",
-        "fft",
-        "householder_product",
-    )
-    + ("igamma", "igammac", "imag", "complex", "conj", "lu", "polygamma", "qr", "reduce_window_sum", "zeta")
-    + ("regularized_incomplete_beta", "tridiagonal_solve", "ragged_dot_general")
+    {"atan2", "bessel_i0e", "bessel_i1e", "cholesky", "complex", "conj", "conv_general_dilated", "cumlogsumexp", "fft"}
+    | {"householder_product", "igamma", "igammac", "imag", "lu", "polygamma", "qr", "ragged_dot_general", "zeta"}
+    | {"reduce_window_sum", "regularized_incomplete_beta", "tridiagonal_solve"}
 )
 
 
@@ -425,8 +416,9 @@ def _sides(
         places = np.abs(base + right[:, None] * direction) / np.abs(direction)
     rounding = np.where(direction != 0, places, 0.0).max(1) * np.finfo(np.float64).eps
     # As near as the crossing is known, and as rounding of the point allows.
-    usable = 64 * np.maximum(right - left, rounding)[:, None] <= _DISTANCES
-    distances = np.where(usable, _DISTANCES, _DISTANCES[0])
+    ladder = _DISTANCES if count * program.sizes() <= _BUDGET // 20 else _DISTANCES[[0, 2, 3]]
+    usable = 64 * np.maximum(right - left, rounding)[:, None] <= ladder
+    distances = np.where(usable, ladder, ladder[0])
     at = np.concatenate([left[:, None] - distances, right[:, None] + distances], axis=1)
     points = base[:, None] + at[..., None] * direction[:, None]
     flat = points.reshape(-1, points.shape[-1])
@@ -434,7 +426,7 @@ def _sides(
     guards = sorted({slot for op in ops if op.name == "select_n" for slot in op.inputs[1:] if program.varies(slot)})
     result, *cases = program.evaluate(jet[..., :split], jet[..., split:], [program.result, *guards])
     result = np.concatenate([result, np.zeros((5 - len(result), *result.shape[1:]))])
-    result = result.reshape(5, count, 2, len(_DISTANCES))
+    result = result.reshape(5, count, 2, len(ladder))
     finite = {
         slot: np.isfinite(case[0]).reshape(count, at.shape[1], -1).all((1, 2))
         for slot, case in zip(guards, cases, strict=True)
@@ -514,7 +506,7 @@ def _squared(program: Program, slot: int) -> list[int]:
         return [op.inputs[0]]
     if op.name in ("mul", "dot_general") and op.inputs[0] == op.inputs[1]:
         return [op.inputs[0]]
-    if op.name in ("add", "add_any", "mul", "div") or op.name in jets.LINEAR:
+    if op.name in ("add", "add_any", "mul", "div", "select_n") or op.name in jets.LINEAR:
         varying = [i for i in op.inputs if program.varies(i)]
         return [root for i in varying for root in _squared(program, i)]
     return []

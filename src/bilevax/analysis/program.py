@@ -218,9 +218,9 @@ class Program:
 
     def _fold(self, name: str, inputs: Sequence[int], params: dict[str, Any], eqn: Any) -> list[Any] | None:
         """Return the values of an operation on constants, by NumPy or else by JAX."""
-        values = [self.constants.get(slot) for slot in inputs]
-        if any(value is None for value in values):
+        if not all(slot in self.constants for slot in inputs):
             return None
+        values = [self.constants[slot] for slot in inputs]
         op = Op(name, tuple(inputs), (), params)
         try:
             with np.errstate(all="ignore"):
@@ -233,7 +233,8 @@ class Program:
             pass
         try:
             with jax.enable_x64(True):
-                arguments = [jax.numpy.asarray(value, atom.aval.dtype) for value, atom in zip(values, eqn.invars)]
+                types = [atom.aval.dtype for atom in eqn.invars]
+                arguments = [jax.numpy.asarray(value, dtype) for value, dtype in zip(values, types, strict=True)]
                 found = eqn.primitive.bind(*arguments, **eqn.params)
             return list(found) if eqn.primitive.multiple_results else [found]
         except Exception:

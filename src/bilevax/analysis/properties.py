@@ -16,7 +16,7 @@ from bilevax.analysis.convexity import (
     Counterexample,
     hessian_at,
     prove_by_hessian,
-    test_convexity,
+    refute_convexity,
 )
 from bilevax.analysis.domain import DomainRow, domain_rows, required_positive
 from bilevax.analysis.facts import CONVEX, Facts
@@ -45,7 +45,7 @@ class FunctionProperties:
         Every place with branches, with a verdict of its own; those that make the function "nonsmooth" are `refused`.
     convexity
         In y, for every x within its bounds: "proven" by rules, or by a constant Hessian up to rounding; "refuted" by a
-        direction of negative curvature; else "unknown", for `test_convexity`.
+        direction of negative curvature; else "unknown", for `refute_convexity`.
     reason
         Of that, in words.
     counterexample
@@ -79,9 +79,9 @@ class FunctionProperties:
         """The kinks that make the function nonsmooth."""
         return tuple(kink for kink in self.kinks if kink.verdict in ("nonsmooth", "discontinuous"))
 
-    def test_convexity(self, x: np.ndarray, points: np.ndarray, **options: Any) -> ConvexityTest:
-        """Look for a counterexample at feasible points; see `bilevax.analysis.test_convexity`."""
-        return test_convexity(self.program, np.asarray(x, np.float64), points, **options)
+    def refute_convexity(self, x: np.ndarray, points: np.ndarray, **options: Any) -> ConvexityTest:
+        """Look for a counterexample at feasible points; see `bilevax.analysis.refute_convexity`."""
+        return refute_convexity(self.program, np.asarray(x, np.float64), points, **options)
 
     def with_hessian(self, hessian: Any) -> "FunctionProperties":
         """Return the properties with what a constant Hessian in y, computed elsewhere, proves or refutes."""
@@ -160,7 +160,10 @@ def analyse_objective(
     *,
     points: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> FunctionProperties:
-    """Return what f ("upper") or g ("lower") of a problem is, with the bounds of its sets; x_like and y_like are shapes."""
+    """Return what f ("upper") or g ("lower") of a problem is, with the bounds of its sets, as `analyse` does.
+
+    ``x_like`` and ``y_like`` are shapes in the user's structure.
+    """
     with float64():
         upper, lower, data = place((problem.upper, problem.lower, problem.data), np.float64)
     bare = BilevelProblem(upper, lower, data=data)
