@@ -47,7 +47,7 @@ def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerCon
 
 
 def _tangent(flat: FlatProblem) -> np.ndarray | None:
-    """Return the directions of y that keep all equality rows, as columns; None where there are no such rows, or many."""
+    """Return the directions of y that keep all equality rows, as columns; None without such rows, or with many y."""
     rows = constraints_at(flat, np.zeros(flat.n_x))
     equal = sp.csr_matrix(rows.matrix)[rows.lower == rows.upper]
     if equal.shape[0] == 0 or flat.n_y > _MOST_PROGRAMS:

@@ -7,6 +7,7 @@ natural ones, in which search and certificate work.
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from jaxtyping import PyTree
 from bilevax import _trees
 from bilevax._precision import float64
 from bilevax.analysis import FunctionProperties, analyse_objective
+from bilevax.convex import Objective
 from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
 from bilevax.problem import BilevelProblem, place
@@ -69,14 +71,13 @@ class FlatProblem:
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
         self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
         self._patterns: dict[Any, _Pattern] = {}
-        self._properties: dict[Level, FunctionProperties] = {}  # shared by all units
         self.scales = Scales.ones(self.n_x, self.n_y, _trees.size(self.row_shapes))
 
     def in_units(self, scales: Scales) -> "FlatProblem":
         """Return the same problem in other units, ``scales`` being relative to the user's."""
         other = copy.copy(self)
         other.scales, other._patterns = scales, {}
-        for name in ("rows", "x_rows", "y_rows"):
+        for name in ("rows", "x_rows", "y_rows", "rows_in_y", "lower_quadratic"):
             vars(other).pop(name, None)
         return other
 
@@ -132,6 +133,21 @@ class FlatProblem:
     def y_rows(self) -> SetRows:
         """The set Y as rows."""
         return self.problem.y_set.rows(self.y_like).in_units(self.scales.y)
+
+    @functools.cached_property
+    def rows_in_y(self) -> sp.csr_matrix:
+        """The rows' part in y, those of Y last."""
+        return sp.vstack([self.rows.A, self.y_rows.matrix], format="csr")
+
+    @functools.cached_property
+    def lower_quadratic(self) -> "Quadratic | None":
+        """The numbers of g where it is a quadratic in x and y together, so that JAX need not be asked again."""
+        degree = self.properties("lower").degree
+        if degree is None or degree > 2 or self.n_y > _DENSE_COLUMNS:
+            return None
+        x, y = np.zeros(self.n_x), np.zeros(self.n_y)
+        gradient = self.gradients("lower", x, y)[1]
+        return Quadratic(gradient, *(self.hessian("lower", "y", by, x, y) for by in ("y", "x")))
 
     def row_tree(self, flat: np.ndarray) -> tuple[PyTree, ...]:
         """Return flat row values in the user's units and the structure of the couplings."""
@@ -252,9 +268,7 @@ class FlatProblem:
 
     def properties(self, level: Level) -> FunctionProperties:
         """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
-        if level not in self._properties:
-            self._properties[level] = analyse_objective(self.problem, level, self.x_like, self.y_like)
-        return self._properties[level]
+        return _properties(self.problem, level, _Frozen(self.x_like), _Frozen(self.y_like))
 
     @property
     def lower_is_quadratic(self) -> bool:
@@ -390,6 +404,38 @@ def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
         taken = set(color[conflicts.indices[conflicts.indptr[column] : conflicts.indptr[column + 1]]])
         color[column] = next(c for c in range(len(taken) + 1) if c not in taken)
     return color
+
+
+_KNOWN: weakref.WeakValueDictionary[int, BilevelProblem] = weakref.WeakValueDictionary()
+_PROPERTIES: dict[int, dict[Any, FunctionProperties]] = {}
+
+
+def _properties(problem: BilevelProblem, level: Level, x_like: "_Frozen", y_like: "_Frozen") -> FunctionProperties:
+    """Return what f or g of a problem is: found out once, as long as the problem lives."""
+    if _KNOWN.get(id(problem)) is not problem:
+        _KNOWN[id(problem)], _PROPERTIES[id(problem)] = problem, {}
+        weakref.finalize(problem, _PROPERTIES.pop, id(problem), None)
+    known, key = _PROPERTIES[id(problem)], (level, x_like, y_like)
+    if key not in known:
+        known[key] = analyse_objective(problem, level, x_like.tree, y_like.tree)
+    return known[key]
+
+
+class Quadratic(NamedTuple):
+    """A lower objective ``gradient' y + y' H y / 2 + y' M x``, up to what depends on x alone; by NumPy, without JAX."""
+
+    gradient: np.ndarray
+    hessian: sp.csc_matrix
+    mixed: sp.csc_matrix
+
+    def at(self, x: np.ndarray) -> Objective:
+        """Return g at x."""
+        linear, hessian = self.gradient + self.mixed @ x, self.hessian
+        return Objective(
+            value=lambda y: float(linear @ y + 0.5 * y @ (hessian @ y)),
+            gradient=lambda y: linear + hessian @ y,
+            hessian=lambda y: hessian,
+        )
 
 
 class _Kernels(NamedTuple):

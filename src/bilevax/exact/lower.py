@@ -1,7 +1,6 @@
 """The lower level at x on flat vectors, by a method that shares nothing with the solvers."""
 
 import numpy as np
-import scipy.sparse as sp
 
 from bilevax.convex import Constraints, ConvexSolution, Objective, minimise, smallest_relaxation
 from bilevax.derivatives import FlatProblem
@@ -17,6 +16,8 @@ def solve_flat(
 
 def objective_at(flat: FlatProblem, x: np.ndarray, penalty: float = 0.0) -> Objective:
     """Return ``g(x, .) + penalty f(x, .)`` with its derivatives."""
+    if penalty == 0.0 and (quadratic := flat.lower_quadratic) is not None:
+        return quadratic.at(x)
 
     def combine(of_level):
         lower = of_level("lower")
@@ -34,7 +35,7 @@ def constraints_at(flat: FlatProblem, x: np.ndarray) -> Constraints:
     rows, simple = flat.rows, flat.y_rows
     shift = rows.B @ x
     return Constraints(
-        matrix=sp.vstack([rows.A, simple.matrix], format="csr"),
+        matrix=flat.rows_in_y,
         lower=np.concatenate([rows.lower - shift, simple.lower]),
         upper=np.concatenate([rows.upper - shift, simple.upper]),
         balls=simple.balls,
