@@ -216,7 +216,9 @@ def test_hypergradient_keeps_the_structure_of_x():
 def test_toy_minima_are_stationary(minimum):
     problem = toy()
     assert bx.certify(problem, minimum).stationarity < 1e-5
-    assert bx.certify(problem, min(minimum + 0.05, 3.0)).stationarity > NOT_STATIONARY
+    aside = bx.certify(problem, min(minimum + 0.05, 3.0))
+    assert aside.stationarity > 1e-4
+    assert aside.descent.value < aside.value
 
 
 # --- kinks
@@ -232,19 +234,19 @@ def test_toy_minima_are_stationary(minimum):
         pytest.param(slopes(0.0, 1.0), True, id="flat on one side, rising on the other"),
         pytest.param(slopes(0.0, -1.0), False, id="flat on one side, falling on the other"),
         pytest.param(slopes(0.0, 0.0, 1.0), True, id="smooth through the kink"),
-        pytest.param(slopes(1e-3, -3e-3), None, id="shallow maximum"),
+        pytest.param(slopes(1e-3, -3e-3), False, id="shallow maximum"),  # shallow is a matter of units
     ],
 )
 @pytest.mark.parametrize("shift", [0.0, 1e-10, -1e-10])
 def test_kink_in_one_variable(data, stationary, shift):
     certificate = bx.certify(hinge(data), shift)
     assert not certificate.strict_complementarity
-    if stationary is None:
-        assert 5e-4 < certificate.stationarity < 1e-2
-    elif stationary:
+    if stationary:
         assert certificate.stationarity <= STATIONARY
+        assert certificate.descent is None
     else:
         assert certificate.stationarity > NOT_STATIONARY
+        assert certificate.descent.value < certificate.value
 
 
 def absolutes(weights, x=0.0):
@@ -346,7 +348,7 @@ def test_beside_an_end_of_x_set(distance):
     for slope, stationary in ((1.0, True), (-1.0, False)):
         certificate = bx.certify(following(slopes(slope), bx.Box(0.0, 2.0), 0.0), distance)
         value = max(certificate.stationarity, certificate.radius)
-        assert distance / 2 <= value <= 1e-3 if stationary else value > 0.1
+        assert 0.49 * distance <= value <= 1e-3 if stationary else value > 0.1
 
 
 # --- a network: merely convex, dependent rows, multipliers without bound

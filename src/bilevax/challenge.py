@@ -50,7 +50,7 @@ class Challenge(NamedTuple):
 def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
     """Try to find a point around x with a Phi that is smaller than what is stated of x allows."""
     tried, lowest, size = 0, None, 1 + abs(here.value)
-    allowed = here.error + _ROUNDING * size + quality.scale * min(quality.radius, _SLOPE)
+    allowed = here.error + _ROUNDING * size + quality.scale * quality.radius
     slope = quality.scale * max(_SLOPE, 10 * min(quality.value, _SLOPE))
     for trial in _trials(flat, x, quality):
         distance = np.abs(trial - x).max(initial=0.0)
