@@ -149,6 +149,7 @@ class Certificate:
             ("Phi(x)", f"{self.value:.10g}"),
             ("y*(x)", summarise(self.y)),
             ("lower level", ("feasible; " if self.lower_feasible else "INFEASIBLE; ") + residuals),
+            ("g convex in y", self.lower_convexity),
             (
                 "y* unique",
                 "yes" if self.lower_unique else "not proven; f in [{:.6g}, {:.6g}]".format(*self.value_range),

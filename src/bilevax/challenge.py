@@ -6,6 +6,7 @@ A point next to x with a Phi that is smaller by more than the stated slope and r
 derivatives say.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _RANDOM = (1e-5, 1e-2)
 _MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
 _RANDOM_DIRECTIONS = 3
 _MOST_PIECES = 4
+_FEWEST, _WORK = 4, 40_000  # points are tried up to so much work, in variables and rows; so many in any case
 _SLOPE = 1e-5  # a slope, relative to that of f, that is none
 _FAR = 10.0 ** np.arange(1, 7)  # natural units at which a Phi without bound has to fall
 _ROUNDING = 1e-9  # of a value of Phi, relative to its size
@@ -52,7 +54,8 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
     tried, lowest, size = 0, None, 1 + abs(here.value)
     allowed = here.error + _ROUNDING * size + quality.scale * quality.radius
     slope = quality.scale * max(_SLOPE, 10 * min(quality.value, _SLOPE))
-    for trial in _trials(flat, x, quality):
+    most = max(_FEWEST, _WORK // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
+    for trial in itertools.islice(_trials(flat, x, quality), most):
         distance = np.abs(trial - x).max(initial=0.0)
         if distance <= 1e-9:
             continue
