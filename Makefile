@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := cli,plot,report,sklearn,data,docs,dev
 
-.PHONY: install demo test lint types unit bench docs lock clean
+.PHONY: install demo test lint types unit bench attack docs lock clean
 
 install: $(VENV)/installed
 
@@ -31,6 +31,16 @@ unit: install
 
 bench: install
 	$(BIN)/python benchmarks/sflcb_step.py
+
+# Hard problems and an independent judge; nothing may be wrong. FAMILY=qp,units picks families, CASE=3 a single case.
+N := 1000
+SEED := 0
+FAMILY :=
+CASE :=
+WORKERS := 2
+
+attack: install
+	$(BIN)/python -m attack --cases $(N) --seed $(SEED) --family '$(FAMILY)' --workers $(WORKERS) $(if $(CASE),--case $(CASE))
 
 # Needs no network. A warning is an error: a link or a reference that leads nowhere ends the build.
 docs: install

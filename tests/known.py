@@ -161,14 +161,18 @@ def _toward_two(x: Any, y: Any, slopes: Any) -> Any:
     return jnp.sum((y - 2.0) ** 2)
 
 
+UNIT = bx.Box(-0.5, 0.5)  # without it these problems look the same at every scale: nothing would be next to a kink
+
+
 def hinge(data: dict[str, Any]) -> bx.BilevelProblem:
     """y*(x) = max(x, 0)."""
-    return bx.BilevelProblem(linear_upper, _follow, bx.LinearCoupling(A=-1.0, B=0.0, upper=0.0), data=data)
+    rows = bx.LinearCoupling(A=-1.0, B=0.0, upper=0.0)
+    return bx.BilevelProblem(linear_upper, _follow, rows, x_set=UNIT, data=data)
 
 
 def valley(data: dict[str, Any]) -> bx.BilevelProblem:
     """y*(x) = max(x, 0) in each of two variables."""
-    return bx.BilevelProblem(linear_upper, _follow, y_set=bx.NonNegative(), y_like=np.zeros(2), data=data)
+    return bx.BilevelProblem(linear_upper, _follow, x_set=UNIT, y_set=bx.NonNegative(), y_like=np.zeros(2), data=data)
 
 
 def bordered(data: dict[str, Any]) -> bx.BilevelProblem:

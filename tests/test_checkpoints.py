@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,15 @@ import pytest
 
 import bilevax as bx
 from bilevax import checkpoints
+from bilevax._precision import float64
 from bilevax.demo import made_up_network
+from bilevax.derivatives import FlatProblem
+from bilevax.problem import validate
 from bilevax.problems.quadratic import random_quadratic
+from bilevax.solvers.diary import Diary, Learning
 from known import toy
 from test_driver import FOREVER, SOLVER, same_state
+from test_sparse_direct import roads
 
 KILLED = textwrap.dedent(
     """
@@ -96,6 +102,12 @@ def network():
     return design.problem(), design.start()
 
 
+def crossing():
+    """Sparse, with second derivatives: what a stage learns of their reach, the next one uses."""
+    design = roads(2)
+    return design.problem(), design.start()
+
+
 FIRST_ORDER = {"solver": bx.Default(variant="first-order")}
 CASES = {
     "toy": (lambda: (toy(), 1.5), {}),
@@ -144,6 +156,56 @@ def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path):
         same_answer(sliced, whole)
         assert firsts == sorted(firsts)
         assert len(set(firsts)) >= 3 or every > 2  # what is finished is not done again
+
+
+def test_what_the_sparse_path_has_learned_is_resumed(tmp_path):
+    problem, x0 = crossing()
+    whole, path = bx.solve(problem, x0), tmp_path / "run.ckpt"
+    for stop in (8, 17, 49):
+        bx.solve(problem, x0, checkpoint=path, callback=lambda progress, stop=stop: progress.steps >= stop)
+        same_answer(bx.solve(problem, x0, resume=path), whole)
+
+
+def test_a_learner_changes_nothing_but_its_state():
+    class Seen(NamedTuple):
+        count: int
+
+    class Pupil(Learning):
+        State = Seen
+
+        def __init__(self):
+            self.name, self.count, self._cache = "pupil", 0, None
+
+    pupil = Pupil()
+    pupil.count, pupil._cache = 3, "anything"
+    with pytest.raises(AttributeError, match=r"Pupil\.name is set already: what is learned belongs to its State"):
+        pupil.name = "other"
+    other = Pupil()
+    other.state = pupil.state
+    assert other.state == Seen(3)
+
+
+def test_every_learner_of_the_default_declares_its_state():
+    """Caches aside, what a whole search changes in its learners is in their states: all else stays the same object."""
+    seen = []
+
+    class Spy(Diary):
+        def learner(self, make):
+            made = super().learner(make)
+            seen.append((made, dict(vars(made))))
+            return made
+
+    for make, settings in (CASES["bent"], CASES["network"], CASES["bent, first-order"]):
+        problem, x0 = make()
+        with float64():
+            flat = FlatProblem(problem, *validate(problem, x0)[:2])
+            for _ in settings.get("solver", bx.Default()).search(flat, np.asarray(x0), None, 1e-6, diary=Spy()):
+                pass
+    kinds = {type(made).__name__ for made, _ in seen}
+    assert kinds == {"FlatProblem", "LowerModel", "CentralPath", "InteriorLower", "SparsePath", "PairOracle"}
+    for made, before in seen:
+        changed = {name for name in before if not name.startswith("_") and vars(made)[name] is not before[name]}
+        assert changed <= set(made.state._fields), (type(made), changed)
 
 
 def test_a_warm_start_resumed_bit_for_bit(tmp_path):
@@ -258,6 +320,67 @@ def test_a_checkpoint_names_no_class_but_our_own(written_by_the_default, tmp_pat
     path.write_bytes(data + hashlib.sha256(data).digest())
     with pytest.raises(ValueError, match=r"expected a record of bilevax, got subprocess.Popen"):
         bx.solve(toy(), 1.5, resume=path)
+
+
+def forged(data, change):
+    """Return a checkpoint whose state was changed, and a fingerprint that fits."""
+    header, state, arrays = data[:-32].split(b"\n", 2)
+    state = json.loads(state)
+    change(state)
+    data = b"\n".join([header, json.dumps(state).encode(), arrays])
+    return data + hashlib.sha256(data).digest()
+
+
+def without_fields(state):
+    """Take the fields from the first record in a state."""
+    inside = list(state.values() if isinstance(state, dict) else state if isinstance(state, list) else ())
+    if isinstance(state, dict) and "fields" in state:
+        state["fields"] = {"dict": []}
+        return True
+    return any(without_fields(part) for part in inside)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda state: state.update(state=None), id="nothing"),
+        pytest.param(lambda state: state.update(state=[1, 2]), id="numbers"),
+        pytest.param(lambda state: state.update(state={"dict": [[1]]}), id="half a dictionary"),
+        pytest.param(lambda state: state.update(state={"tuple": [None] * 4}), id="four times nothing"),
+        pytest.param(lambda state: state.update(arrays=0), id="no arrays"),
+        pytest.param(lambda state: state.pop("arrays"), id="no count"),
+        pytest.param(lambda state: without_fields(state) or state.clear(), id="a record without fields"),
+        pytest.param(
+            lambda state: state.update(state={"record": ["bilevax.checkpoints", "Path"], "fields": {"dict": []}}),
+            id="a class that we only import",
+        ),
+    ],
+)
+@pytest.mark.parametrize("solver", [None, SOLVER], ids=["default", "SFLCB"])
+def test_forged_checkpoints_are_refused(written, written_by_the_default, tmp_path, solver, change):
+    path = tmp_path / "forged.ckpt"
+    path.write_bytes(forged((written_by_the_default if solver is None else written).read_bytes(), change))
+    with pytest.raises(ValueError, match=r"resume: .*forged.ckpt is no checkpoint from which this run can go on: "):
+        bx.solve(toy(), 1.5, solver=solver, resume=path)
+
+
+def test_results_of_the_wrong_kind_are_the_files_fault(written_by_the_default, tmp_path):
+    """Whatever depth it is found at; what the callback raises is the user's own."""
+    path = tmp_path / "forged.ckpt"
+
+    def change(state):
+        results = state["state"]["tuple"][3]["dict"][0][1]
+        results["dict"] = [[name, {"tuple": []}] for name, _ in results["dict"]]
+
+    path.write_bytes(forged(written_by_the_default.read_bytes(), change))
+    with pytest.raises(ValueError, match=r"resume: .* is no checkpoint from which this run can go on"):
+        bx.solve(toy(), 1.5, resume=path)
+
+    def callback(progress):
+        raise TypeError("my own")
+
+    with pytest.raises(TypeError, match="my own"):
+        bx.solve(toy(), 1.5, resume=written_by_the_default, callback=callback)
 
 
 # --- refusals

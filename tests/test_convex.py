@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import bilevax
 from bilevax.convex import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import constraints_at, objective_at
+from bilevax.exact.lower import constraints_at, objective_at
 from shared_data import data_file
 
 INF = np.inf

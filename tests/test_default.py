@@ -50,8 +50,12 @@ def test_no_wrong_success_outside_the_base_scope(record):
     solution = bx.solve(problem, x0, y0=y0, max_steps=60)
     value, _, slack, outside = judge.judge(record, np.ravel(solution.x))
     if solution.success:
+        allowed = 1e-3 * max(1, abs(record["best"]["F"]))
         assert max(slack, outside) <= 1e-5
-        assert abs(value - solution.value) <= 1e-3 * max(1, abs(record["best"]["F"]))
+        # The judge takes any minimiser of the lower level, the optimistic value is the best one's.
+        assert record["best"]["F"] - allowed <= solution.value <= value + allowed
+        if solution.certificate.lower_unique:
+            assert value == pytest.approx(solution.value, abs=allowed)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,13 +98,16 @@ def test_nowhere_feasible():
     assert solution.certificate.lower_infeasibility == pytest.approx(0.5)
 
 
-def test_lower_minimisers_on_which_f_differs_are_no_success():
+def test_of_several_lower_minimisers_the_best_counts():
     problem = bx.BilevelProblem(
         lambda x, y: (x[0] - 1) ** 2 + (y[0] - 1) ** 2, lambda x, y: (y[0] + y[1]) ** 2, y_like=np.zeros(2)
     )
     solution = bx.solve(problem, np.array([0.0]))
-    assert not solution.success
-    assert solution.certificate.value_spread > 0.01
+    assert solution.success
+    np.testing.assert_allclose(solution.x, [1.0], atol=1e-6)
+    np.testing.assert_allclose(solution.y, [1.0, -1.0], atol=1e-6)
+    assert not solution.certificate.lower_unique
+    assert solution.certificate.value_range[1] == np.inf
 
 
 def test_limits_are_honoured():

@@ -676,3 +676,31 @@ def test_a_start_without_a_lower_level_answer_is_a_status_not_an_error():
     )
     solution = bx.solve(problem, np.array([3.0]), solver=bx.SFLCB(), max_steps=0)
     assert solution.status is bx.Status.LOWER_INFEASIBLE
+
+
+@pytest.mark.parametrize("solver", [bx.Default(), bx.GAM(), None], ids=["default", "GAM", "none"])
+def test_run_says_what_it_cannot_run(solver):
+    name = "Default" if solver is None else type(solver).__name__
+    with pytest.raises(ValueError, match=f"run expects a compiled solver such as SFLCB.*, got {name}.*use solve"):
+        bx.run(toy(), 1.5, solver=solver)
+
+
+def test_what_works_on_the_host_cannot_be_traced():
+    calls = {
+        "x0": [
+            lambda x: bx.solve(toy(), x).value,
+            lambda x: bx.solve(toy(), x, solver=bx.SFLCB()).value,
+            lambda x: bx.certify(toy(), x).value,
+            lambda x: bx.solve_lower_level(toy(), x).y,
+            lambda x: bx.reformulation.penalised_value(toy(), x, 0.1),
+            lambda x: bx.compare(toy(), x).rows(),
+        ],
+        "y0": [lambda y: bx.solve(toy(), 1.5, y0=y).value],
+        "starts": [lambda x: bx.multistart(toy(), x[None]).best.value],
+        "problem": [lambda bound: bx.solve(toy(x_set=bx.Box(0.0, bound)), 1.5).value],
+    }
+    for name, functions in calls.items():
+        for function in functions:
+            for transform in (jax.jit, jax.grad, lambda call: lambda x: jax.vmap(call)(x[None])):
+                with pytest.raises(ValueError, match=rf"{name}: expected numbers, got a tracer.*run\(\.\.\.\)"):
+                    transform(function)(jnp.asarray(1.5))

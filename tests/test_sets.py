@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import bilevax as bx
+from bilevax._precision import call_host, float64
 
 SIZE = 4
 MATRIX = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, -2.0, 0.5], [1.0, 0.0, 0.0, -1.0]])
@@ -242,6 +243,75 @@ def test_gradient_through_the_ball_is_finite_at_its_center():
 def test_wrong_sets(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+EMPTY = bx.Polyhedron([[1.0], [1.0]], lower=[2.0, -np.inf], upper=[np.inf, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("x_set", "x0"), [(EMPTY, np.zeros(1)), (bx.Product({"a": EMPTY, "b": bx.Box(0.0, 1.0)}), {"a": [0.0], "b": 0.5})]
+)
+def test_an_empty_x_is_refused(x_set, x0):
+    problem = bx.BilevelProblem(
+        lambda x, y: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x)), lambda x, y: y**2, x_set=x_set, y_like=0.0
+    )
+    calls = [bx.solve, bx.certify, bx.solve_lower_level]
+    calls.append(lambda *given: bx.run(*given, solver=bx.SFLCB()))
+    calls.append(lambda *given: bx.solve(*given, solver=bx.SFLCB()))
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"x_set.*: Polyhedron: the set is empty; its rows miss each other by 0\.5"
+        ):
+            call(problem, x0)
+
+
+def test_a_box_whose_bounds_cross_only_once_they_are_spread_is_refused():
+    problem = bx.BilevelProblem(lambda x, y: x["a"], lambda x, y: y**2, x_set=bx.Box(1.0, {"a": 2.0, "b": 0.0}))
+    with pytest.raises(ValueError, match=r"x_set: expected lower <= upper, got lower 1 > upper 0 at entry 1"):
+        bx.solve(problem, {"a": 1.0, "b": 0.0}, y0=0.0)
+
+
+@pytest.mark.parametrize("solver", [bx.SFLCB(), bx.Default(variant="first-order")], ids=["SFLCB", "first-order"])
+def test_a_polyhedron_inside_compiled_code_keeps_its_digits_in_a_process_of_float32(solver):
+    """Its projection is called from threads of XLA's, which know nothing of the precision asked for here."""
+    assert not jax.config.jax_enable_x64
+    rows = np.random.default_rng(0).standard_normal((3, 50))
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum((y - 0.1) ** 2) + jnp.sum(x**2),
+        lambda x, y: jnp.sum((y - x - 1) ** 2),
+        x_set=bx.Polyhedron(rows, upper=0.1),
+        y_set=bx.Polyhedron(rows[::-1], upper=0.2),
+    )
+    solution = bx.solve(problem, np.zeros(50), solver=solver, max_steps=30)
+    assert np.isfinite(solution.value)
+    assert np.max(rows @ solution.x) <= 0.1 + 1e-9
+    assert jax.tree.leaves(solution.x)[0].dtype == np.float64
+
+
+def test_a_call_of_the_host_hands_over_every_bit():
+    given = {
+        "double": np.array([[1 / 3, np.pi], [1e300, -0.0]]),
+        "whole": np.array([2**53 + 1]),
+        "flag": np.array(True),
+    }
+    seen = []
+
+    def host(tree):
+        seen.append(tree)
+        return tree["double"] / 3
+
+    with float64():
+        placed = jax.tree.map(jnp.asarray, given)
+        like = jax.ShapeDtypeStruct((2, 2), np.float64)
+        compiled = jax.jit(lambda tree: call_host(host, like, tree))
+    with float64():
+        answer = np.asarray(compiled(placed))
+        batch = np.asarray(jax.vmap(compiled)(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), placed)))
+    np.testing.assert_array_equal(answer, given["double"] / 3)
+    np.testing.assert_array_equal(batch, np.stack([given["double"] / 3] * 2))
+    for name, array in given.items():
+        np.testing.assert_array_equal(seen[0][name], array)
+        assert seen[0][name].dtype == array.dtype
 
 
 def test_an_empty_polyhedron_is_refused_when_projected_onto():

@@ -5,7 +5,7 @@ from bilevax.certificate import Certificate, certify
 from bilevax.comparison import Comparison, compare
 from bilevax.coupling import AffineCoupling, LinearCoupling
 from bilevax.driver import Progress, RunResult, run, solve
-from bilevax.lower_level import LowerSolution, solve_lower_level
+from bilevax.exact.lower_level import LowerSolution, solve_lower_level
 from bilevax.multistart import Multistart, multistart
 from bilevax.problem import BilevelProblem
 from bilevax.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex

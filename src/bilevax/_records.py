@@ -4,6 +4,7 @@ Records are instances of bilevax's own classes, told by their names. Else there 
 lists, dictionaries, arrays of NumPy and JAX, sparse matrices and random generators.
 """
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -69,10 +70,12 @@ def decode(code: Any, arrays: list[np.ndarray]) -> Any:
 
 def _record(module: str, name: str, fields: dict[str, Any]) -> Any:
     kind = getattr(sys.modules.get(module), name, None) if module.split(".")[0] == "bilevax" else None
-    if not isinstance(kind, type):
+    if not isinstance(kind, type) or kind.__module__ != module:  # one that is merely imported there is not ours
         raise ValueError(f"expected a record of bilevax, got {module}.{name}.")
     if issubclass(kind, tuple):
         return kind(**fields)
+    if dataclasses.is_dataclass(kind) and fields.keys() != {field.name for field in dataclasses.fields(kind)}:
+        raise ValueError(f"expected the fields of {module}.{name}, got {', '.join(map(str, fields))}.")
     made = object.__new__(kind)  # as it was, not as its constructor would make it
     vars(made).update(fields)
     return made

@@ -3,18 +3,21 @@
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax import _trees
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
+from bilevax.challenge import Challenge, Descent, challenge
 from bilevax.convex import ConvexSolution, Outcome
-from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat, wrap
+from bilevax.convexity import Evidence, LowerConvexity, lower_convexity
+from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.exact.lower import smallest_relaxation_at, solve_flat
+from bilevax.exact.lower_level import wrap
+from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
 from bilevax.problem import BilevelProblem, validate
 from bilevax.solution import Status, summarise
-from bilevax.stationarity import Stationarity, measure, value_spread
+from bilevax.stationarity import Stationarity, measure
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,
@@ -22,8 +25,6 @@ _FAILURES = {
     Outcome.NOT_CONVEX: Status.LOWER_NOT_CONVEX,
     Outcome.INACCURATE: Status.STALLED,
 }
-LOWER_TOLERANCE = 1e-7
-VALUE_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +43,27 @@ class Certificate:
         KKT residuals of (y, multipliers), relative. Where the lower level is infeasible, ``lower_infeasibility`` is the
         smallest uniform relaxation of the rows that would make it feasible, in the rows' own units.
     lower_unique
-        Whether y is known to be the only minimiser. If not, Phi(x) may depend on which one the lower level takes.
-    value_spread
-        How far f is seen to move over the minimisers of the lower level; 0 where y is the only one.
+        Whether y is known to be the only minimiser. If not, ``problem.choice`` says which one counts, and y is that.
+    value_range
+        The least and the largest f over the minimisers of the lower level at x, of which ``value`` is one.
+    value_error
+        A bound on how far ``value`` may be from Phi(x), since y is known only so well.
+    value_unit
+        How large a change of f is an ordinary one: f's natural unit (see `bilevax.scales`).
     x_infeasibility
         Distance of x from X.
     hypergradient
         The gradient of Phi at x, or None where Phi has none (a kink, a border).
     stationarity, stationarity_test
-        Relative distance from first-order stationarity, kinks and borders included, and the test that gave it:
-        smooth, strong or hull (see `bilevax.stationarity`). Where rows had to be moved by more than 1e-5 to
-        find x stationary, it is at least that margin, and the test names it.
+        The slope of Phi that is left, relative to the slopes of its pieces, kinks and borders included, and the test
+        that gave it: smooth, strong or hull (see `bilevax.stationarity`).
+    radius
+        How far x would have to move, in natural units, for ``stationarity`` to hold: rows that are active, and
+        multipliers that are zero, only within a margin are so at a point that far away. 0 where no margin was used.
+    descent
+        A point next to x with a smaller Phi, which refutes x, or None.
+    challenges
+        At how many points around x Phi was evaluated in search of such a point.
     licq, smallest_singular_value
         Whether the active rows' gradients in y are independent, by their smallest singular value.
     strict_complementarity, complementarity_margin
@@ -62,8 +73,13 @@ class Certificate:
         Phi(x) - Phi_delta(x) for that delta; None where it was not asked for or g + delta f is not convex.
     y_error
         Largest distance, entry by entry, of the y that was given from the exact one; None when none was given.
+    lower_convexity
+        Whether g is convex in y: "proven" by its composition or its constant Hessian, "tested" at points across the
+        feasible set at x, "refuted" there, or "unknown".
     failure
-        Why the lower level could not be solved at x, or None.
+        Why nothing can be proven at x, or None.
+    remark
+        More about that: the kink that makes an objective nonsmooth, the point where g is not convex.
     """
 
     value: float
@@ -74,11 +90,16 @@ class Certificate:
     lower_infeasibility: float
     lower_complementarity: float
     lower_unique: bool
-    value_spread: float
+    value_range: tuple[float, float]
+    value_error: float
+    value_unit: float
     x_infeasibility: float
     hypergradient: PyTree | None
     stationarity: float
     stationarity_test: str
+    radius: float
+    descent: Descent | None
+    challenges: int
     licq: bool
     smallest_singular_value: float
     strict_complementarity: bool
@@ -86,22 +107,37 @@ class Certificate:
     penalty_gap: float | None
     delta: float | None
     y_error: float | None
+    lower_convexity: Evidence
     failure: Status | None
+    remark: str
 
     def confirms(self, rtol: float) -> bool:
         """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol).
 
-        Where the lower level has several minimisers, f has to agree on them (1e-6, relative).
+        Stationary means that both ``stationarity`` and ``radius`` are at most ``rtol``, that Phi(x) is known to 1e-6 of
+        its size and its unit, and that no point around x was found with a smaller Phi.
         """
-        return bool(
-            self.failure is None
-            and self.lower_feasible
-            and np.isfinite(self.value)
-            and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= LOWER_TOLERANCE
-            and self.x_infeasibility <= LOWER_TOLERANCE
-            and self.value_spread <= VALUE_TOLERANCE * (1 + abs(self.value))
-            and self.stationarity <= rtol
-        )
+        return self.objection(rtol) is None
+
+    def objection(self, rtol: float) -> str | None:
+        """Return what keeps `confirms` from holding, in words, or None."""
+        accuracy = max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity)
+        needed = VALUE_TOLERANCE * (self.value_unit + abs(self.value))
+        low, high = self.value_range
+        reasons = {
+            self.remark or "nothing can be proven at x": self.failure is not None,
+            "the lower level is infeasible at x": not self.lower_feasible,
+            "Phi(x) is not a number": not np.isfinite(self.value),
+            f"the lower level is solved to {accuracy:.2g} only": not accuracy <= LOWER_TOLERANCE,
+            f"x is outside X by {self.x_infeasibility:.2g}": not self.x_infeasibility <= LOWER_TOLERANCE,
+            f"the lower level has several minimisers, over which f differs ({low:.6g} to {high:.6g}), and the one that "
+            "counts was not found": not self.value_error <= needed and not self.lower_unique and high - low > needed,
+            f"y*(x) is known so badly that Phi(x) may be off by {self.value_error:.2g}": not self.value_error <= needed,
+            f"Phi has a slope of {self.stationarity:.2g} left": not self.stationarity <= rtol,
+            f"x would have to move by {self.radius:.2g} of its natural unit": not self.radius <= rtol,
+            "a point next to x has a smaller Phi": self.descent is not None,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def __str__(self) -> str:
         gap = "not measured" if self.penalty_gap is None else f"{self.penalty_gap:.3g} at delta {self.delta:g}"
@@ -113,8 +149,21 @@ class Certificate:
             ("Phi(x)", f"{self.value:.10g}"),
             ("y*(x)", summarise(self.y)),
             ("lower level", ("feasible; " if self.lower_feasible else "INFEASIBLE; ") + residuals),
-            ("y* unique", "yes" if self.lower_unique else f"not proven; f moves by {self.value_spread:.2g} over them"),
-            ("stationarity", f"{self.stationarity:.3g} (test: {self.stationarity_test})"),
+            ("g convex in y", self.lower_convexity),
+            (
+                "y* unique",
+                "yes" if self.lower_unique else "not proven; f in [{:.6g}, {:.6g}]".format(*self.value_range),
+            ),
+            ("known to", f"{self.value_error:.2g}"),
+            (
+                "stationarity",
+                f"slope {self.stationarity:.3g} within a radius of {self.radius:.3g} (test: {self.stationarity_test})",
+            ),
+            (
+                "challenged",
+                f"at {self.challenges} points around, "
+                + ("none lower" if self.descent is None else f"refuted: {self.descent.value:.10g}"),
+            ),
             ("hypergradient", "none here" if self.hypergradient is None else summarise(self.hypergradient)),
             (
                 "LICQ",
@@ -127,7 +176,7 @@ class Certificate:
             ("penalty gap", gap),
         ]
         if self.failure is not None:
-            lines.insert(0, ("failure", self.failure.value))
+            lines.insert(0, ("failure", " ".join(filter(None, [self.failure.value, self.remark]))))
         return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in lines)
 
 
@@ -143,59 +192,78 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
     """
-    with jax.enable_x64(True):
+    with float64():
         point, y_like, guess = validate(problem, x, y)
-    flat = FlatProblem(problem, point, y_like)
-    x_flat = _trees.flatten_host(point)
-    start = None if guess is None else _trees.flatten_host(guess)
+    flat = equilibrated(FlatProblem(problem, point, y_like), point, guess)
+    x_flat = flat.x_flat(point)
+    start = None if guess is None else flat.y_flat(guess)
     with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
         return _certify(flat, x_flat, start, None if delta is None else float(delta))
 
 
-def proven(lower: ConvexSolution) -> bool:
-    """Return whether a lower-level answer may be relied on.
-
-    On the border of feasibility 1e-9 may be out of reach: what `Certificate.confirms` asks for will do.
-    """
-    accurate = lower.residual <= LOWER_TOLERANCE
-    return lower.outcome is Outcome.OPTIMAL or (lower.outcome is Outcome.INACCURATE and accurate)
-
-
-def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
-    lower = solve_flat(flat, x_flat, start)
+def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
+    phi = evaluate(flat, x, start)
+    lower, solved = phi.lower, phi.solved
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
-    solved = proven(lower)
-    value = flat.value("upper", x_flat, lower.y) if solved else (np.nan if feasible else np.inf)
-    quality = measure(flat, x_flat, lower) if solved else _NOTHING
+    quality = measure(flat, x, lower) if solved else _NOTHING
+    tried, lowest = challenge(flat, x, phi, quality) if solved else Challenge(0, None)
+    convexity = lower_convexity(flat, x, lower.y) if feasible else LowerConvexity("unknown")
+    failure, remark = _failure(flat, phi, convexity)
+    unit = flat.scales.upper
     return Certificate(
-        value=value,
+        value=phi.value / unit,
         y=answer.y,
         multipliers=answer.multipliers,
         lower_feasible=feasible,
         lower_stationarity=lower.stationarity,
-        lower_infeasibility=lower.infeasibility if feasible else lower.relaxation,
+        lower_infeasibility=lower.infeasibility if feasible else smallest_relaxation_at(flat, x),
         lower_complementarity=lower.complementarity,
-        lower_unique=lower.unique,
-        value_spread=value_spread(flat, x_flat, lower) if solved else np.inf,
-        x_infeasibility=flat.x_rows.violation(x_flat),
-        hypergradient=None if quality.hypergradient is None else flat.x_tree(quality.hypergradient),
+        lower_unique=phi.unique,
+        value_range=(phi.low / unit, phi.high / unit),
+        value_error=phi.error / unit,
+        value_unit=1 / unit,
+        x_infeasibility=flat.x_rows.violation(x),
+        hypergradient=None if quality.hypergradient is None else flat.gradient_tree(quality.hypergradient),
         stationarity=quality.value,
         stationarity_test=quality.test,
+        radius=quality.radius,
+        descent=None if lowest is None else Descent(flat.x_tree(lowest.x), lowest.value / unit),
+        challenges=tried,
         licq=quality.licq,
         smallest_singular_value=quality.smallest_singular_value,
         strict_complementarity=quality.strict_complementarity,
         complementarity_margin=quality.complementarity_margin,
-        penalty_gap=_penalty_gap(flat, x_flat, lower, value, delta) if solved and delta is not None else None,
+        penalty_gap=_penalty_gap(flat, x, lower, phi.value, delta) if solved and delta is not None else None,
         delta=delta,
-        y_error=None if start is None else float(np.abs(start - lower.y).max(initial=0.0)),
-        failure=None if solved else _FAILURES.get(lower.outcome),
+        y_error=None if start is None else float(np.abs((start - lower.y) * flat.scales.y).max(initial=0.0)),
+        lower_convexity=convexity.evidence,
+        failure=failure,
+        remark=remark,
+    )
+
+
+def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:
+    """Return why nothing can be proven at x, and more about that."""
+    names = {"upper": "the upper objective", "lower": "the lower objective"}
+    for level, name in names.items():
+        if kinks := flat.properties(level).refused:
+            return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
+    if convexity.point is not None:
+        return Status.LOWER_NOT_CONVEX, f"g curves down at y = {summarise(convexity.point)}."
+    if phi.solved:
+        return None, ""
+    return _FAILURES[phi.lower.outcome], "" if phi.lower.outcome is not Outcome.INACCURATE else (
+        f"the lower level could be solved to {phi.lower.residual:.2g} only"
     )
 
 
 _NOTHING = Stationarity(
     value=np.inf,
+    radius=np.inf,
     test="none: the lower level has no proven minimiser",
+    scale=np.inf,
+    pieces=(),
     hypergradient=None,
     licq=False,
     smallest_singular_value=np.nan,
@@ -205,8 +273,9 @@ _NOTHING = Stationarity(
 
 
 def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:
-    penalised = solve_flat(flat, x, lower.y, penalty=delta)
+    weight = flat.penalty(delta)
+    penalised = solve_flat(flat, x, lower.y, penalty=weight)
     if penalised.outcome is not Outcome.OPTIMAL:
         return None
     excess = flat.value("lower", x, penalised.y) - flat.value("lower", x, lower.y)
-    return value - (flat.value("upper", x, penalised.y) + excess / delta)
+    return (value - (flat.value("upper", x, penalised.y) + excess / weight)) / flat.scales.upper

@@ -4,6 +4,7 @@ One line of JSON tells for what run the file was written, the next one the state
 as NumPy saves it, and last a fingerprint of all that: half a file is known for what it is.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,8 +15,9 @@ import re
 import tempfile
 import types
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import equinox as eqx
 import jax
@@ -24,8 +26,11 @@ import scipy.sparse as sp
 
 from bilevax import _records
 from bilevax.problem import BilevelProblem
+from bilevax.solvers.base import ProblemRefused
 
-_FORMAT = 2
+Step = TypeVar("Step")
+
+_FORMAT = 3
 _FINGERPRINT = hashlib.sha256().digest_size
 # Where a function is printed with its place in memory, which differs from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -79,9 +84,9 @@ class Checkpoint:
     def load(self) -> Any:
         """Return the stored state, refusing a file of another problem, solver, setting or version."""
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb") as file, self.trusted():
                 if not _is_complete(file):
-                    raise ValueError(f"resume: {self.path} is no complete checkpoint of bilevax.")
+                    raise _Refused(f"resume: {self.path} is no complete checkpoint of bilevax.")
                 found = json.loads(file.readline())
                 for key, value in self._run.items():
                     if found.get(key) != value:
@@ -98,13 +103,38 @@ class Checkpoint:
         leaves, structure = jax.tree.flatten(like)
         found = self.load()
         shapes = lambda leaves: [(leaf.shape, str(leaf.dtype)) for leaf in leaves]
-        if shapes(found) != shapes(leaves):
-            self.refuse("state", shapes(leaves), shapes(found))
-        return jax.tree.unflatten(structure, found)
+        with self.trusted():
+            if shapes(found) != shapes(leaves):
+                self.refuse("state", shapes(leaves), shapes(found))
+            return jax.tree.unflatten(structure, found)
 
     def refuse(self, what: str, expected: Any, found: Any) -> None:
         """Raise the error that tells for what other run the file was written."""
-        raise ValueError(f"resume: {self.path} was written for another {what}: expected {expected}, got {found}.")
+        raise _Refused(f"resume: {self.path} was written for another {what}: expected {expected}, got {found}.")
+
+    @contextlib.contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Say of what goes wrong inside, where what the file holds is believed, that the file is to blame.
+
+        A file with a fingerprint that fits may still hold what no run has written.
+        """
+        try:
+            yield
+        except (OSError, _Refused, ProblemRefused):
+            raise
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise _Refused(
+                f"resume: {self.path} is no checkpoint from which this run can go on: {type(error).__name__}: {error}"
+            ) from error
+
+    def going_on(self, steps: Iterable[Step]) -> Iterator[Step]:
+        """Yield the steps of a run that goes on from the file; see `trusted`."""
+        with self.trusted():
+            yield from steps
+
+
+class _Refused(ValueError):
+    """Raised for a file that no run can go on from; it says why."""
 
 
 class _Fingerprinted:

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from bilevax._tables import aligned
 from bilevax.driver import Progress, solve
-from bilevax.hyperobjective import Hyperobjective
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.problem import BilevelProblem
 from bilevax.solution import Solution
 from bilevax.solvers.base import AbstractSolver, HostSolver, ProblemRefused

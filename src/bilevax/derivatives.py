@@ -1,10 +1,13 @@
 """A problem on flat vectors, for exact solvers on the host: rows as sparse matrices, derivatives as needed.
 
 The functions are compiled once for a problem's structure, with all numbers as arguments, so the next x, or new data of
-the same shape, compiles nothing.
+the same shape, compiles nothing. `FlatProblem.in_units` is the same problem in other units; `equilibrated` chooses the
+natural ones, in which search and certificate work.
 """
 
+import copy
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -16,9 +19,13 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
+from bilevax.analysis import FunctionProperties, analyse_objective
+from bilevax.convex import Objective
 from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
 from bilevax.problem import BilevelProblem, place
+from bilevax.scales import Scales, natural_scales
 from bilevax.sets import SetRows
 
 Level = Literal["upper", "lower"]
@@ -46,7 +53,11 @@ class LowerDerivatives(NamedTuple):
 
 
 class FlatProblem:
-    """The functions, rows and sets of a problem on flat float64 vectors."""
+    """The functions, rows and sets of a problem on flat float64 vectors, in units of its own.
+
+    Flat vectors are in the units of ``scales`` (the user's own at first), trees always in the user's: `x_flat`,
+    `y_flat`, `x_tree`, `y_tree` and the like lead from one to the other.
+    """
 
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree):
         self.problem = problem
@@ -54,17 +65,46 @@ class FlatProblem:
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = _trees.size(self.x_like), _trees.size(self.y_like)
         # Without rows and sets: problems that differ only there share their compiled derivatives.
-        with jax.enable_x64(True):
+        with float64():
             objectives = place((problem.upper, problem.lower, problem.data), np.float64)
         self._data = objectives[2]
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
         self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
         self._patterns: dict[Any, _Pattern] = {}
+        self.scales = Scales.ones(self.n_x, self.n_y, _trees.size(self.row_shapes))
+
+    def in_units(self, scales: Scales) -> "FlatProblem":
+        """Return the same problem in other units, ``scales`` being relative to the user's."""
+        other = copy.copy(self)
+        other.scales, other._patterns = scales, {}
+        for name in ("rows", "x_rows", "y_rows", "rows_in_y", "lower_quadratic"):
+            vars(other).pop(name, None)
+        return other
+
+    @property
+    def state(self) -> "Learned":
+        """What evaluations have found out about second derivatives: used again while it holds."""
+        return Learned(self._patterns)
+
+    @state.setter
+    def state(self, state: "Learned") -> None:
+        self._patterns = state.patterns
 
     @functools.cached_property
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
-        with jax.enable_x64(True):
+        rows, scales = self._user_rows, self.scales
+        each = sp.diags(scales.rows)
+        return Rows(
+            sp.csr_matrix(each @ rows.B @ sp.diags(scales.x)),
+            sp.csr_matrix(each @ rows.A @ sp.diags(scales.y)),
+            scales.rows * rows.lower,
+            scales.rows * rows.upper,
+        )
+
+    @functools.cached_property
+    def _user_rows(self) -> Rows:
+        with float64():
             parts = [part.matrices(self.x_like, self.y_like, self._data) for part in self._coupling]
             lower, upper = (_trees.flatten_host(side) for side in self.problem.row_bounds(self.row_shapes))
         if not parts:
@@ -76,40 +116,87 @@ class FlatProblem:
     @functools.cached_property
     def row_shapes(self) -> tuple[PyTree, ...]:
         """The shapes of the rows' values, one entry a coupling."""
-        with jax.enable_x64(True):
+        with float64():
             return tuple(part.shapes(self.x_like, self.y_like, self._data) for part in self._coupling)
 
     @functools.cached_property
     def _coupling(self) -> tuple[Coupling, ...]:
-        with jax.enable_x64(True):
+        with float64():
             return place(self.problem.coupling, np.float64)
 
     @functools.cached_property
     def x_rows(self) -> SetRows:
         """The set X as rows."""
-        return self.problem.x_set.rows(self.x_like)
+        return self.problem.x_set.rows(self.x_like).in_units(self.scales.x)
 
     @functools.cached_property
     def y_rows(self) -> SetRows:
         """The set Y as rows."""
-        return self.problem.y_set.rows(self.y_like)
+        return self.problem.y_set.rows(self.y_like).in_units(self.scales.y)
 
-    def split_rows(self, flat: np.ndarray) -> tuple[PyTree, ...]:
-        """Return flat row values (multipliers) in the structure of the couplings."""
-        return _trees.unflatten(flat, self.row_shapes)
+    @functools.cached_property
+    def rows_in_y(self) -> sp.csr_matrix:
+        """The rows' part in y, those of Y last."""
+        return sp.vstack([self.rows.A, self.y_rows.matrix], format="csr")
+
+    @functools.cached_property
+    def lower_quadratic(self) -> "Quadratic | None":
+        """The numbers of g where it is a quadratic in x and y together, so that JAX need not be asked again."""
+        degree = self.properties("lower").degree
+        if degree is None or degree > 2 or self.n_y > _DENSE_COLUMNS:
+            return None
+        x, y = np.zeros(self.n_x), np.zeros(self.n_y)
+        gradient = self.gradients("lower", x, y)[1]
+        return Quadratic(gradient, *(self.hessian("lower", "y", by, x, y) for by in ("y", "x")))
+
+    def row_tree(self, flat: np.ndarray) -> tuple[PyTree, ...]:
+        """Return flat row values in the user's units and the structure of the couplings."""
+        return _trees.unflatten(flat / self.scales.rows, self.row_shapes)
+
+    def multiplier_tree(self, flat: np.ndarray) -> tuple[PyTree, ...]:
+        """Return the rows' flat multipliers in the user's units and the structure of the couplings."""
+        return _trees.unflatten(flat * self.scales.rows / self.scales.lower, self.row_shapes)
+
+    def multiplier_flat(self, tree: PyTree) -> np.ndarray:
+        """Return the rows' multipliers as a flat vector."""
+        return _trees.flatten_host(tree) / self.scales.rows * self.scales.lower
 
     def x_tree(self, flat: np.ndarray) -> PyTree:
-        """Return a flat x in the user's structure."""
-        return _trees.unflatten(flat, self.x_like)
+        """Return a flat x in the user's units and structure."""
+        return _trees.unflatten(flat * self.scales.x, self.x_like)
 
     def y_tree(self, flat: np.ndarray) -> PyTree:
-        """Return a flat y in the user's structure."""
-        return _trees.unflatten(flat, self.y_like)
+        """Return a flat y in the user's units and structure."""
+        return _trees.unflatten(flat * self.scales.y, self.y_like)
+
+    def x_flat(self, tree: PyTree) -> np.ndarray:
+        """Return an x of the user's as a flat vector."""
+        return _trees.flatten_host(tree) / self.scales.x
+
+    def y_flat(self, tree: PyTree) -> np.ndarray:
+        """Return a y of the user's as a flat vector."""
+        return _trees.flatten_host(tree) / self.scales.y
+
+    def unit(self, level: Level) -> float:
+        """Return by what f or g of the user was multiplied."""
+        return self.scales.upper if level == "upper" else self.scales.lower
+
+    def gradient_tree(self, flat: np.ndarray) -> PyTree:
+        """Return the gradient in x of something in f's units, in the user's units and structure."""
+        return _trees.unflatten(flat / (self.scales.upper * self.scales.x), self.x_like)
+
+    def penalty(self, delta: float) -> float:
+        """Return the weight of f against g that the user's ``delta`` amounts to."""
+        return delta * self.scales.lower / self.scales.upper
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
-        with jax.enable_x64(True):
-            return float(self._kernels.value[level](self._numbers, x, y))
+        with float64():
+            return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
+
+    def _user(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a point in the user's units."""
+        return x * self.scales.x, y * self.scales.y
 
     def gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of f or g in x and in y."""
@@ -117,9 +204,10 @@ class FlatProblem:
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
-        with jax.enable_x64(True):
-            value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, x, y)
-            return float(value), np.asarray(along_x), np.asarray(along_y)
+        with float64():
+            value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, *self._user(x, y))
+        unit, scales = self.unit(level), self.scales
+        return unit * float(value), unit * scales.x * np.asarray(along_x), unit * scales.y * np.asarray(along_y)
 
     def hessian(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
@@ -133,9 +221,11 @@ class FlatProblem:
         of_y, of_x = self._pattern("lower", "y", "y"), self._pattern("lower", "y", "x")
         if not (proven or of_y.last is None or of_x.last is None or of_y.varies or of_x.varies):
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
-        probes = of_y.probe(), of_x.probe()
-        with jax.enable_x64(True):
-            gradient, *images = map(np.asarray, self._kernels.lower(self._numbers, x, y, *probes))
+        probes, scales = (of_y.probe(), of_x.probe()), self.scales
+        along = probes[0] * scales.y, probes[1] * scales.x
+        with float64():
+            found = self._kernels.lower(self._numbers, *self._user(x, y), *along)
+        gradient, *images = (scales.lower * scales.y * np.asarray(part) for part in found)
         return LowerDerivatives(
             gradient,
             of_y.evaluate(self._products("lower", "y", "y", x, y), (probes[0], images[0])),
@@ -144,10 +234,12 @@ class FlatProblem:
 
     def upper_hessian(self, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f in (x, y) as one sparse matrix."""
+        both = np.concatenate([self.scales.x, self.scales.y])
 
         def products(directions: np.ndarray) -> np.ndarray:
-            with jax.enable_x64(True):
-                return np.asarray(self._kernels.upper_curvature(self._numbers, x, y, directions))
+            with float64():
+                images = self._kernels.upper_curvature(self._numbers, *self._user(x, y), directions * both)
+            return self.scales.upper * both * np.asarray(images)
 
         return self._joint_pattern("upper").evaluate(products)
 
@@ -164,11 +256,24 @@ class FlatProblem:
         return self._patterns[key]
 
     def _products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
+        scale = {"x": self.scales.x, "y": self.scales.y}
+
         def products(directions: np.ndarray) -> np.ndarray:
-            with jax.enable_x64(True):
-                return np.asarray(self._kernels.products[level, of, by](self._numbers, x, y, directions))
+            kernel = self._kernels.products[level, of, by]
+            with float64():
+                images = kernel(self._numbers, *self._user(x, y), directions * scale[by])
+            return self.unit(level) * scale[of] * np.asarray(images)
 
         return products
+
+    def properties(self, level: Level) -> FunctionProperties:
+        """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
+        return _properties(self.problem, level, _Frozen(self.x_like), _Frozen(self.y_like))
+
+    @property
+    def lower_is_quadratic(self) -> bool:
+        """Whether g is a quadratic in y, whatever x."""
+        return self.properties("lower").quadratic
 
     def has_diagonal_hessian(self, level: Level, x: np.ndarray, y: np.ndarray) -> bool:
         """Return whether f or g is separable in y, by three products: cheap at any size."""
@@ -197,8 +302,20 @@ class FlatProblem:
         return pattern.evaluate(lambda directions: self._curvature(x, y, adjoint, directions))
 
     def _curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
-        with jax.enable_x64(True):
-            return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
+        scales = self.scales
+        both = np.concatenate([scales.x, scales.y])
+        # The kernel adds f and the derivative of g along the adjoint in the user's units: f's unit goes in front.
+        along = adjoint * scales.y * (scales.lower / scales.upper)
+        with float64():
+            images = self._kernels.curvature(self._numbers, *self._user(x, y), along, directions * both)
+        return scales.upper * both * np.asarray(images)
+
+
+def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
+    """Return a problem in its natural units, as seen from a point of the user's."""
+    point = flat.x_flat(x)
+    other = flat.y_rows.well_inside(np.zeros(flat.n_y)) if y is None else flat.y_flat(y)
+    return flat.in_units(natural_scales(flat, point, other))
 
 
 class _Pattern:
@@ -273,6 +390,12 @@ class _Pattern:
         return sp.csc_matrix((values, (coordinates.row, coordinates.col)), shape=self.shape)
 
 
+class Learned(NamedTuple):
+    """The patterns of second derivatives, by what they belong to."""
+
+    patterns: dict[Any, _Pattern]
+
+
 def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
     """Return a color for each column such that columns of one color share no row (greedy)."""
     conflicts = sp.csr_matrix(structure.T @ structure)
@@ -281,6 +404,38 @@ def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
         taken = set(color[conflicts.indices[conflicts.indptr[column] : conflicts.indptr[column + 1]]])
         color[column] = next(c for c in range(len(taken) + 1) if c not in taken)
     return color
+
+
+_KNOWN: weakref.WeakValueDictionary[int, BilevelProblem] = weakref.WeakValueDictionary()
+_PROPERTIES: dict[int, dict[Any, FunctionProperties]] = {}
+
+
+def _properties(problem: BilevelProblem, level: Level, x_like: "_Frozen", y_like: "_Frozen") -> FunctionProperties:
+    """Return what f or g of a problem is: found out once, as long as the problem lives."""
+    if _KNOWN.get(id(problem)) is not problem:
+        _KNOWN[id(problem)], _PROPERTIES[id(problem)] = problem, {}
+        weakref.finalize(problem, _PROPERTIES.pop, id(problem), None)
+    known, key = _PROPERTIES[id(problem)], (level, x_like, y_like)
+    if key not in known:
+        known[key] = analyse_objective(problem, level, x_like.tree, y_like.tree)
+    return known[key]
+
+
+class Quadratic(NamedTuple):
+    """A lower objective ``gradient' y + y' H y / 2 + y' M x``, up to what depends on x alone; by NumPy, without JAX."""
+
+    gradient: np.ndarray
+    hessian: sp.csc_matrix
+    mixed: sp.csc_matrix
+
+    def at(self, x: np.ndarray) -> Objective:
+        """Return g at x."""
+        linear, hessian = self.gradient + self.mixed @ x, self.hessian
+        return Objective(
+            value=lambda y: float(linear @ y + 0.5 * y @ (hessian @ y)),
+            gradient=lambda y: linear + hessian @ y,
+            hessian=lambda y: hessian,
+        )
 
 
 class _Kernels(NamedTuple):

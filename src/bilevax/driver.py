@@ -5,6 +5,7 @@ chunks the host looks at the clock, records the history, calls back and writes c
 multiples of ``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
 """
 
+import contextlib
 import functools
 import numbers
 import os
@@ -23,17 +24,21 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline
+from bilevax._precision import float64
 from bilevax.certificate import Certificate, certify
+from bilevax.challenge import falls_forever
 from bilevax.checkpoints import Checkpoint
 from bilevax.convex import Outcome
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat, solve_lower_level
+from bilevax.exact.lower import solve_flat
+from bilevax.exact.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver, Snapshot
 from bilevax.solvers.default import Default
 from bilevax.solvers.diary import Diary
 
+_MOST_PURSUITS = 5  # searches that go on from a point that refuted the last answer
 # An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
 _DIVERGENCE_FACTOR = 1e12
 
@@ -135,7 +140,7 @@ def solve(
     for name, path in (("checkpoint", checkpoint), ("resume", resume)):
         if path is not None and not isinstance(path, str | os.PathLike):
             raise ValueError(f"{name}: expected a path, got {type(path).__name__}.")
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, y = validate(problem, x0, y0, dtype)
         _warn_outside(problem, x)
         method = chosen(solver)
@@ -152,10 +157,14 @@ def solve(
                     f"{type(method).__name__}."
                 )
             ending = search(problem, method, x, y_like, y, warm_start, rtol, watch, *files)
+            ending, certificate = _pursued(problem, method, ending, rtol, watch, files[0])
         else:
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
-        solution = conclude(method, *certified(problem, method, ending), watch, rtol)
+            ending, certificate = certified(problem, method, ending)
+        if not certificate.confirms(rtol) and falls_forever(problem, ending.x, certificate.y, x):
+            ending = ending._replace(failure=Status.UNBOUNDED)
+        solution = conclude(method, ending, certificate, watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
@@ -177,7 +186,12 @@ def run(
     lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
     """
     dtype = jnp.result_type(float)
-    x, y_like, y = validate(problem, x0, y0, dtype)
+    if isinstance(chosen(solver), HostSolver):
+        raise ValueError(
+            f"solver: run expects a compiled solver such as SFLCB(...), got {type(chosen(solver)).__name__}, "
+            "which works on the host: use solve(...)."
+        )
+    x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
     solver.check(problem, x, y_like)
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     x = placed.x_set.project(x)
@@ -440,18 +454,23 @@ def search(
     best = last = written = None
     count = 0
     if resume is not None:
-        start, best, count, written = resume.load()
+        with resume.trusted():
+            start, best, count, written = resume.load()
+            assert best is None or (isinstance(best, Snapshot) and best.x.shape == (flat.n_x,))
+            assert isinstance(count, int)
 
     def keep(contents: Callable[[], dict[str, Any]]) -> None:
         if checkpoint is not None:
             checkpoint.save((start, best, count, contents()))
 
-    diary = Diary(written, keep)
+    with contextlib.nullcontext() if resume is None else resume.trusted():
+        diary = Diary(written, keep)
+        guess = start[0], start[1], rtol, start[2]
+        steps = solver.search(flat, *guess, diary)
     keep(diary.contents)
-    guess = start[0], start[1], rtol, start[2]
     try:
         with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
-            for last in solver.search(flat, *guess, diary):
+            for last in steps if resume is None else resume.going_on(steps):
                 count += 1
                 if best is None or last.replaces(best):
                     best = last
@@ -521,6 +540,30 @@ def certified(
     return ending, certificate
 
 
+def _pursued(
+    problem: BilevelProblem,
+    solver: HostSolver,
+    ending: Ending,
+    rtol: float,
+    watch: "Watch",
+    checkpoint: Checkpoint | None,
+) -> tuple[Ending, Certificate]:
+    """Return an ending and its certificate; where the challenge found a better point, the search goes on from there."""
+    ending, certificate = certified(problem, solver, ending)
+    for _ in range(_MOST_PURSUITS if solver.keeps_diary else 0):
+        if certificate.descent is None or certificate.failure is not None or watch.ended is not None:
+            break
+        y_like = _trees.shapes(certificate.y)
+        further = search(
+            problem, solver, certificate.descent.x, y_like, certificate.y, None, rtol, watch, checkpoint
+        )._replace(steps=ending.steps)
+        found = certified(problem, solver, further)
+        if not found[1].value < certificate.value:
+            break
+        ending, certificate = found
+    return ending, certificate
+
+
 def _point_and_numbers(solver: AbstractSolver, loop: _Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
     point = solver.iterate(loop.state)
     return point.x, point.y, {name: float(value) for name, value in loop.residuals.items()}
@@ -545,6 +588,8 @@ def conclude(
     stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
     if ending.sweeps is not None:
         stats["sweeps"] = ending.sweeps
+    objection = certificate.objection(rtol)
+    reason = "" if status is Status.CONVERGED or objection is None else f" Not confirmed: {objection}."
     numbers = (
         f"value {certificate.value:.6g}, "
         f"stationarity {certificate.stationarity:.2g} ({certificate.stationarity_test}), "
@@ -557,7 +602,7 @@ def conclude(
         multipliers=certificate.multipliers,
         status=status,
         success=status is Status.CONVERGED,
-        message=f"{status.value} ({numbers})",
+        message=f"{status.value}{reason} ({numbers})",
         certificate=certificate,
         history=watch.history,
         stats=stats,
@@ -566,7 +611,7 @@ def conclude(
 
 
 def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol: float) -> Status:
-    if ending.failure in (Status.NOT_A_NUMBER, Status.DIVERGED):
+    if ending.failure in (Status.NOT_A_NUMBER, Status.DIVERGED, Status.UNBOUNDED):
         return ending.failure
     if certificate.failure is not None:
         return certificate.failure

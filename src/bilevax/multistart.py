@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.coupling import LinearCoupling
 from bilevax.driver import Ending, Watch, certified, check_arguments, chosen, conclude, run, search
-from bilevax.problem import BilevelProblem, validate
+from bilevax.problem import BilevelProblem, refuse_tracers, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver
 
@@ -116,7 +117,7 @@ def _one_by_one(
     began: float,
 ) -> list[Ending]:
     endings = []
-    with jax.enable_x64(True):
+    with float64():
         for point in points:
             left = None if time_limit is None else time_limit - (time.monotonic() - began)
             if endings and left is not None and left <= 0:
@@ -137,7 +138,7 @@ def _all_at_once(
     atol: float,
     max_steps: int | None,
 ) -> list[Ending]:
-    with jax.enable_x64(True):
+    with float64():
         stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf, float) for leaf in leaves]), *points)
         go = lambda x: run(problem, x, y0=y0, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
         result = jax.jit(jax.vmap(go))(stacked)
@@ -176,6 +177,7 @@ def _rank(value: float) -> float:
 
 
 def _split(starts: PyTree) -> list[PyTree]:
+    refuse_tracers(starts=starts)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(starts)]
     if not leaves or any(leaf.ndim == 0 or len(leaf) != len(leaves[0]) for leaf in leaves) or len(leaves[0]) == 0:
         raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
-from bilevax.hyperobjective import Hyperobjective
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.problem import BilevelProblem
 from bilevax.problems.network_design import NetworkDesign
 from bilevax.solution import Solution

@@ -1,7 +1,7 @@
 """`BilevelProblem`: what the user writes, and the one place where it is validated."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from bilevax.coupling import Coupling, as_couplings
 from bilevax.sets import ConvexSet, Free
 
 Placed = TypeVar("Placed")
+Choice = Literal["optimistic", "pessimistic"]
 
 
 class BilevelProblem(eqx.Module):
@@ -32,6 +33,9 @@ class BilevelProblem(eqx.Module):
         Numbers the objectives need. They are traced: new ones of the same shape do not recompile.
     y_like
         An example of y, or its shapes, where neither a start y0 nor a matrix A tells them.
+    choice
+        Which minimiser counts where the lower level has several: ``"optimistic"``, the one with the least f (the
+        leader's best), or ``"pessimistic"``, the one with the largest. Phi(x) is f there.
     """
 
     upper: Callable[..., Float[Array, ""]]
@@ -42,6 +46,7 @@ class BilevelProblem(eqx.Module):
     data: PyTree
     y_like: PyTree
     single_coupling: bool = eqx.field(static=True)
+    choice: Choice = eqx.field(static=True)
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class BilevelProblem(eqx.Module):
         y_set: ConvexSet | None = None,
         data: PyTree = None,
         y_like: PyTree = None,
+        choice: Choice = "optimistic",
     ):
         self.upper = upper
         self.lower = lower
@@ -60,6 +66,7 @@ class BilevelProblem(eqx.Module):
         self.y_set = Free() if y_set is None else y_set
         self.data = jax.tree.map(_host_data, data)
         self.y_like = None if y_like is None else _trees.map_arrays(_as_shape, y_like)
+        self.choice = choice
 
     def __check_init__(self):
         for name in ("upper", "lower"):
@@ -70,6 +77,8 @@ class BilevelProblem(eqx.Module):
                 raise ValueError(
                     f"{name}: expected a set such as Box or NonNegative, got {type(getattr(self, name)).__name__}."
                 )
+        if self.choice not in get_args(Choice):
+            raise ValueError(f"choice: expected one of {', '.join(get_args(Choice))}, got {self.choice!r}.")
         for leaf in jax.tree.leaves(self.data):
             if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and np.isnan(leaf).any():
                 raise ValueError(f"data: expected numbers, got NaN in an array of shape {leaf.shape}.")
@@ -117,9 +126,18 @@ def place(tree: Placed, dtype: Any) -> Placed:
 
 
 def validate(
-    problem: BilevelProblem, x0: PyTree, y0: PyTree = None, dtype: Any = np.float64
+    problem: BilevelProblem, x0: PyTree, y0: PyTree = None, dtype: Any = np.float64, traced: bool = False
 ) -> tuple[PyTree, PyTree, PyTree | None]:
     """Check a problem with its start, before anything is compiled.
+
+    Parameters
+    ----------
+    problem, x0, y0
+        What a user gave.
+    dtype
+        Of the start that is returned.
+    traced
+        Whether numbers may be tracers, unknown as yet: of all there is, only `run` can do with them.
 
     Returns
     -------
@@ -133,6 +151,8 @@ def validate(
     """
     if not isinstance(problem, BilevelProblem):
         raise ValueError(f"problem: expected a BilevelProblem, got {type(problem).__name__}.")
+    if not traced:
+        refuse_tracers(problem=problem, x0=x0, y0=y0)
     x0 = _start(x0, "x0", dtype)
     if _trees.size(x0) == 0:
         raise ValueError("x0: expected at least one number, got none: a problem without x has nothing to choose.")
@@ -153,6 +173,16 @@ def validate(
     for name, objective in zip(("upper", "lower"), objectives, strict=True):
         _check_objective(name, objective, x_like, y_like, data)
     return x0, y_like, y0
+
+
+def refuse_tracers(**trees: PyTree) -> None:
+    """Raise a `ValueError` that names the first of these that holds numbers which are not known yet."""
+    for name, tree in trees.items():
+        if not all(map(_trees.is_concrete, jax.tree.leaves(tree))):
+            raise ValueError(
+                f"{name}: expected numbers, got a tracer. Exact solves and certificates run on the host, not inside "
+                "jit, vmap or grad; of bilevax's functions run(...), with a compiled solver, may be transformed."
+            )
 
 
 def _y_shapes(problem: BilevelProblem, x0: PyTree, y0: PyTree, dtype: Any) -> PyTree:

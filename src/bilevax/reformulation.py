@@ -16,10 +16,12 @@ import scipy.sparse as sp
 from jaxtyping import Array, Float, PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.certificate import certify
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import objective_at, solve_flat, wrap
+from bilevax.exact.lower import objective_at, solve_flat
+from bilevax.exact.lower_level import wrap
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.solvers.sflcb import SFLCB, SFLCBState
 
@@ -96,7 +98,7 @@ def penalised(problem: BilevelProblem, x: PyTree, delta: float, y_like: PyTree =
     if not (np.isfinite(delta) and delta > 0):
         raise ValueError(f"delta: expected a number > 0, got {delta}.")
     delta = float(delta)
-    with jax.enable_x64(True):
+    with float64():
         example = None if y_like is None else jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)), y_like)
         x, y_like, _ = validate(problem, x, example)
     flat = FlatProblem(problem, x, y_like)
@@ -176,7 +178,7 @@ def inner_optimum(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> 
         objective = _augmented_objective(flat, x, multipliers, float(rho), float(penalty))
         solution = _proven(minimise(objective, _slack_constraints(flat), start), f"K in ({name}, {slack})")
         best[name] = flat.y_tree(solution.y[: flat.n_y])
-        best[slack] = flat.split_rows(solution.y[flat.n_y :] + offset)
+        best[slack] = flat.row_tree(solution.y[flat.n_y :] + offset)
     return state._replace(**best)
 
 
@@ -189,7 +191,7 @@ def potential(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> Pote
     inner = inner_optimum(problem, solver, state)
     x = _trees.flatten_host(state.x)
     y_delta = _proven(solve_flat(flat, x, _trees.flatten_host(state.y), float(solver.delta)), "g + delta f")
-    with jax.enable_x64(True):
+    with float64():
         placed = place(problem, np.float64)
         y = flat.y_tree(y_delta.y)
         # With the slack at the row's own value the rows pull with nothing, so K there is q.
@@ -240,7 +242,7 @@ def _slack_constraints(flat: FlatProblem) -> Constraints:
 
 def _row_offset(flat: FlatProblem) -> np.ndarray:
     """Return the rows at (0, 0): `FlatProblem` keeps its slacks without it, a state keeps them with it."""
-    with jax.enable_x64(True):
+    with float64():
         rows = place(flat.problem, np.float64).rows(_trees.zeros(flat.x_like), _trees.zeros(flat.y_like))
     return _trees.flatten_host(rows)
 

@@ -111,19 +111,33 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
             "stationarity of x",
             certificate.stationarity,
             rtol,
-            "Relative distance from a first-order point of Φ, kinks and borders of feasibility included. "
+            "The slope of Φ that is left, relative to its pieces', kinks and borders of feasibility included. "
             f"Test: {certificate.stationarity_test}.",
         ),
         at_most(
-            "spread of the value",
-            certificate.value_spread,
-            VALUE_TOLERANCE * (1 + abs(certificate.value)) if np.isfinite(certificate.value) else VALUE_TOLERANCE,
-            "How far the upper objective moves over the lower level's minimisers; 0 where there is only one.",
+            "radius of stationarity",
+            certificate.radius,
+            rtol,
+            "How far x would have to move, in natural units, for that slope to hold; 0 where no margin was used.",
         ),
+        at_most(
+            "error of the value",
+            certificate.value_error,
+            VALUE_TOLERANCE * (certificate.value_unit + np.nan_to_num(abs(certificate.value), posinf=0.0)),
+            "How far Φ(x) may be off, since y*(x) is known only so well.",
+        ),
+        told(
+            "challenged",
+            f"{certificate.challenges} points, " + ("none lower" if certificate.descent is None else "one lower"),
+            "Points around x at which Φ was evaluated exactly; one that is lower refutes x.",
+        ),
+        told("g convex in y", certificate.lower_convexity, "Proven by its composition, or tested at points."),
         told(
             "y*(x) unique",
             "yes" if certificate.lower_unique else "not proven",
-            "Whether y is known to be the lower level's only minimiser.",
+            "Whether y is known to be the lower level's only minimiser."
+            if certificate.lower_unique
+            else "Over the minimisers f lies in [{:.6g}, {:.6g}].".format(*certificate.value_range),
         ),
         told(
             "hypergradient",

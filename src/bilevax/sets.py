@@ -12,18 +12,36 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import call_host
 from bilevax.convex import Ball as BallConstraint
 from bilevax.convex import Constraints, Objective, Outcome, minimise
 from bilevax.operators import LinearMap, Lineax, as_linear_map
 
 
 class SetRows(NamedTuple):
-    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls."""
+    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls.
+
+    ``unit`` is what the rows were multiplied by when the set was written in other units, None if it was not.
+    """
 
     matrix: sp.csr_matrix
     lower: np.ndarray
     upper: np.ndarray
     balls: tuple[BallConstraint, ...] = ()
+    unit: np.ndarray | None = None
+
+    def in_units(self, scale: np.ndarray) -> "SetRows":
+        """Return the set of all v for which ``scale * v`` is in this one, the largest entry of each row about 1."""
+        if np.all(scale == 1.0):
+            return self
+        matrix = sp.csr_matrix(self.matrix @ sp.diags(scale))
+        largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel() if matrix.nnz else np.zeros(matrix.shape[0])
+        unit = np.exp2(-np.round(np.log2(np.where(largest > 0, largest, 1.0))))  # a power of two: no rounding
+        balls = tuple(
+            dataclasses.replace(ball, center=ball.center / scale[ball.index], radius=ball.radius / scale[ball.index[0]])
+            for ball in self.balls
+        )
+        return SetRows(sp.csr_matrix(sp.diags(unit) @ matrix), unit * self.lower, unit * self.upper, balls, unit)
 
     def intervals(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bounds that rows with a single entry put on each variable."""
@@ -281,15 +299,13 @@ class Polyhedron(ConvexSet):
         if all(map(_trees.is_concrete, jax.tree.leaves((self, flat)))):
             nearest = jnp.asarray(self._nearest(np.asarray(flat)), flat.dtype)
         else:
-            shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-            # The set is an argument: inside compiled code its numbers are known only when the callback runs.
-            host = lambda rows, v: rows._nearest(np.asarray(v)).astype(v.dtype)
-            nearest = jax.pure_callback(host, shape, self, flat, vmap_method="sequential")
+            # The set is an argument: inside compiled code its numbers are known only when the host is called.
+            nearest = call_host(Polyhedron._nearest, jax.ShapeDtypeStruct(flat.shape, flat.dtype), self, flat)
         return _trees.unflatten(nearest, value)
 
     def _nearest(self, point: np.ndarray) -> np.ndarray:
         point = point.astype(np.float64)
-        matrix, lower, upper, _ = self.rows(point)
+        matrix, lower, upper, *_ = self.rows(point)
         image = matrix @ point
         if np.all((image >= lower) & (image <= upper)):
             return point
@@ -313,6 +329,14 @@ class Polyhedron(ConvexSet):
                 f"{name}: the polyhedron's A has {self.A.shape[1]} columns, "
                 f"but the variable, {_trees.describe(like)}, has {_trees.size(like)} entries."
             )
+        known = lambda leaf: _trees.is_concrete(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+        if all(map(known, jax.tree.leaves((self, like)))):
+            point = _trees.flatten_host(like)
+            if self.rows(like).violation(point) > 1e-6:  # else the point proves that there is one
+                try:
+                    self._nearest(point)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
 
     def like(self) -> PyTree | None:
         return jax.ShapeDtypeStruct((self.A.shape[1],), np.float64)

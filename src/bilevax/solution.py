@@ -23,6 +23,11 @@ class Status(enum.Enum):
     LOWER_INFEASIBLE = "The lower level has no feasible point at the returned x. The certificate says by how much."
     LOWER_UNBOUNDED = "The lower level has no minimiser at the returned x: it decreases without bound."
     LOWER_NOT_CONVEX = "The lower objective is not convex in y at the returned x, so its minimiser cannot be proven."
+    NOT_SMOOTH = (
+        "An objective is not smooth: its gradient jumps, so that neither the search nor a certificate can rely on it. "
+        "Write the kink as rows and variables."
+    )
+    UNBOUNDED = "The upper objective decreases without bound: there is no best x. Bound x, or look at the model."
     NOT_A_NUMBER = (
         "An objective is NaN or infinite at the returned x, or its derivatives are. "
         "Bound x and y to where both objectives are defined, or start elsewhere."

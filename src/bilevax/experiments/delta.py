@@ -9,6 +9,7 @@ import numpy as np
 
 from bilevax import plot
 from bilevax.driver import solve
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.experiments.networks import (
     BEST_KNOWN,
     PUBLISHED,
@@ -21,7 +22,6 @@ from bilevax.experiments.networks import (
 )
 from bilevax.experiments.report import Report, parameters, say
 from bilevax.experiments.trajectory import Visit, marks
-from bilevax.hyperobjective import Hyperobjective
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

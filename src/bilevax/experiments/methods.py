@@ -8,11 +8,11 @@ import numpy as np
 
 from bilevax import plot
 from bilevax.datasets import diabetes, paper_splits, quadratic_features
+from bilevax.exact.hyperobjective import Hyperobjective
+from bilevax.exact.lower_level import solve_lower_level
 from bilevax.experiments.report import TIME, Report, parameters, say
 from bilevax.experiments.svm import judged, start_of
 from bilevax.experiments.trajectory import Visit, first_state, follow_search, follow_steps, marks
-from bilevax.hyperobjective import Hyperobjective
-from bilevax.lower_level import solve_lower_level
 from bilevax.problem import BilevelProblem
 from bilevax.problems.svm import svm
 from bilevax.solvers.bic_gaffa import BiCGAFFA

@@ -10,9 +10,9 @@ from scipy.special import expit
 
 from bilevax import plot
 from bilevax.coupling import LinearCoupling
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.experiments.report import TIME, Report, parameters, say
 from bilevax.experiments.trajectory import Visit, first_state, follow_search, follow_steps, marks
-from bilevax.hyperobjective import Hyperobjective
 from bilevax.problem import BilevelProblem
 from bilevax.problems.network_design import NetworkDesign
 from bilevax.sets import Box

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bilevax import plot
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.experiments.networks import judged, mark_missing, read
 from bilevax.experiments.report import TIME, Report, say
 from bilevax.experiments.trajectory import follow_search
-from bilevax.hyperobjective import Hyperobjective
 from bilevax.problems.network_design import NetworkDesign
 from bilevax.solution import Solution
 

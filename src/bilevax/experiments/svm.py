@@ -8,10 +8,10 @@ from scipy.optimize import minimize
 
 from bilevax import _trees, plot
 from bilevax.datasets import Dataset, Split, diabetes, paper_splits, quadratic_features
+from bilevax.exact.hyperobjective import Hyperobjective
+from bilevax.exact.lower_level import solve_lower_level
 from bilevax.experiments.report import TIME, Report, parameters, say
 from bilevax.experiments.trajectory import Visit, first_state, follow_search, follow_steps, marks
-from bilevax.hyperobjective import Hyperobjective
-from bilevax.lower_level import solve_lower_level
 from bilevax.problems.svm import svm, svm_accuracy
 from bilevax.solvers.sflcb import SFLCB
 

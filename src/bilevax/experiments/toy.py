@@ -6,10 +6,11 @@ import jax
 import numpy as np
 
 from bilevax import plot
+from bilevax._precision import float64
 from bilevax.driver import place_solver
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.experiments.report import Report, parameters, say
 from bilevax.experiments.trajectory import first_state
-from bilevax.hyperobjective import Hyperobjective
 from bilevax.multistart import multistart
 from bilevax.problem import place
 from bilevax.problems.toy import LOCAL_MINIMA, toy
@@ -64,7 +65,7 @@ def run(starts: int = 200, steps: int = 10_000) -> Report:
 
 def _sflcb(x: np.ndarray, y: np.ndarray, multipliers: np.ndarray, solver: SFLCB, steps: int) -> np.ndarray:
     """Return where SFLCB ends from each start, all of them in one compiled program."""
-    with jax.enable_x64(True):
+    with float64():
         problem, method = place(toy(), np.float64), place_solver(solver, np.float64)
 
         def end(x: Any, y: Any, multiplier: Any) -> Any:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._precision import float64
 from bilevax.comparison import follow
 from bilevax.driver import place_solver
 from bilevax.problem import BilevelProblem, place
@@ -37,7 +38,7 @@ def first_state(
     problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree, multipliers: tuple[PyTree, ...] | None = None
 ) -> SFLCBState:
     """Return the state at (x, y), with z = y and u = v = ``multipliers``, 0 when absent."""
-    with jax.enable_x64(True):
+    with float64():
         arrays = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
         state = place_solver(solver, np.float64).init(place(problem, np.float64), arrays(x), arrays(y))
         return state if multipliers is None else state._replace(u=arrays(multipliers), v=arrays(multipliers))
@@ -48,12 +49,12 @@ def follow_steps(problem: BilevelProblem, solver: AbstractSolver, state: Any, at
 
     Compilation does not count in the time. Only SFLCB has two lower-level answers, y and z.
     """
-    with jax.enable_x64(True):
+    with float64():
         placed, method = place(problem, np.float64), place_solver(solver, np.float64)
         jax.block_until_ready(_advance(placed, method, state, jnp.asarray(0)))
     done, seconds = 0, 0.0
     for step in at:
-        with jax.enable_x64(True):
+        with float64():
             began = time.perf_counter()
             state = jax.block_until_ready(_advance(placed, method, state, jnp.asarray(step - done)))
         seconds += time.perf_counter() - began

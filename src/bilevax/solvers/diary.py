@@ -7,11 +7,49 @@ bit, since that phase begins with the very numbers it began with before.
 """
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 Shown = TypeVar("Shown")
 Result = TypeVar("Result")
-Learner = TypeVar("Learner")
+
+
+class Learner(Protocol):
+    """An object that learns on the way: ``state``, one record, is all of it, and brings it back when set."""
+
+    @property
+    def state(self) -> Any:
+        """What was learned so far."""
+        ...
+
+    @state.setter
+    def state(self, state: Any) -> None: ...
+
+
+Made = TypeVar("Made", bound=Learner)
+
+
+class Learning:
+    """A learner by its attributes: those named in the record ``State`` may change, all others are set once.
+
+    What begins with an underscore is a cache: it follows from the rest, bit for bit, and may be missing.
+    """
+
+    State: ClassVar[Any]  # a NamedTuple class
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in ("state", *self.State._fields) and hasattr(self, name):
+            raise AttributeError(f"{type(self).__name__}.{name} is set already: what is learned belongs to its State.")
+        super().__setattr__(name, value)
+
+    @property
+    def state(self) -> Any:
+        """What was learned so far, one record."""
+        return self.State(*(getattr(self, name) for name in self.State._fields))
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        for name, value in zip(self.State._fields, self.State(*state), strict=True):
+            setattr(self, name, value)
 
 
 class Diary:
@@ -33,7 +71,7 @@ class Diary:
         contents = {"results": {}, "learned": {}} if contents is None else contents
         self._results, self._keep = dict(contents["results"]), keep
         self._learned = contents["learned"]  # until it is brought back
-        self._learners: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._learners: dict[str, Learner] = {}
 
     @property
     def empty(self) -> bool:
@@ -54,28 +92,24 @@ class Diary:
             self._write(name, work())
         return self._results[name]
 
-    def learner(self, make: Callable[[], Learner], *attributes: str) -> Learner:
-        """Return a new object, some of whose attributes later phases change: they belong to the diary."""
+    def learner(self, make: Callable[[], Made]) -> Made:
+        """Return a new object, whose state later phases change: it belongs to the diary."""
         name = str(len(self._learners))
         if name not in self._learned:
             self._begin()
         made = make()
-        self._learners[name] = made, attributes
+        self._learners[name] = made
         return made
 
     def contents(self) -> dict[str, Any]:
         """Return all that another diary needs to go on."""
-        learned = {
-            name: {attribute: getattr(learner, attribute) for attribute in attributes}
-            for name, (learner, attributes) in self._learners.items()
-        }
+        learned = {name: learner.state for name, learner in self._learners.items()}
         return {"results": dict(self._results), "learned": self._learned or learned}
 
     def _begin(self) -> None:
         """Before anything is computed anew: bring back what had been learned, whatever the way here did to it."""
         for name, learned in self._learned.items():
-            for attribute, value in learned.items():
-                setattr(self._learners[name][0], attribute, value)
+            self._learners[name].state = learned
         self._learned = {}
 
     def _write(self, name: str, result: Any) -> None:

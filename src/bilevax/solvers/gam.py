@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 import scipy.sparse as sp
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat
+from bilevax.exact.lower import solve_flat
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.diary import Diary
 from bilevax.solvers.parameters import FRACTION, POSITIVE, assign
@@ -161,7 +161,7 @@ def _snapshot(point: _Point, phase: str) -> Snapshot:
 
 
 def _project(flat: FlatProblem, x: np.ndarray) -> np.ndarray:
-    with jax.enable_x64(True):
+    with float64():
         return _trees.flatten_host(flat.problem.x_set.project(flat.x_tree(x)))
 
 
@@ -197,7 +197,7 @@ def _assignments(count: int) -> Iterator[np.ndarray]:
 
 def _least_element(flat: FlatProblem, x: np.ndarray, gradients: np.ndarray, eps: float) -> np.ndarray:
     """Return the element of least norm in the hull of the gradients plus the normals of X within eps."""
-    normals, free = normals_of_x(flat, x, eps)
+    normals, free, _ = normals_of_x(flat, x, eps)
     number, cone = len(gradients), normals.shape[0]
     if number + cone == 1:
         return gradients[0]

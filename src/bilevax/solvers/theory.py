@@ -44,8 +44,9 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._precision import float64
 from bilevax.derivatives import FlatProblem, Level
-from bilevax.lower_level import solve_flat
+from bilevax.exact.lower import solve_flat
 from bilevax.problem import BilevelProblem, place, validate
 from bilevax.sets import Free
 from bilevax.solvers.sflcb import SFLCB, SFLCBState
@@ -170,7 +171,7 @@ def estimate_constants(
     ValueError
         If theta_bar is not given and cannot be enumerated.
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, y = validate(problem, x0, y0)
     flat = FlatProblem(problem, x, y_like)
     theta_bar = _theta_bar(flat) if theta_bar is None else theta_bar  # first, because it may refuse
@@ -382,7 +383,7 @@ def warm_start_coupled(
     SFLCBState
         For ``bilevax.solve(..., warm_start=state)``.
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, y = validate(problem, x0, y0)
         if constants is None:
             constants = estimate_constants(problem, x, y, theta_bar=math.nan)  # theta_bar plays no part here
@@ -434,7 +435,7 @@ def warm_start_uncoupled(
     SFLCBState
         For ``bilevax.solve(..., warm_start=state)``.
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, y = validate(problem, x0, y0)
         tolerance = float(solver.delta if tolerance is None else tolerance)
         placed = place(problem, np.float64)
@@ -463,7 +464,7 @@ def theta_bar(problem: BilevelProblem, x: PyTree, y: PyTree = None) -> float:
     ValueError
         If Y is not a polyhedron, or if there are too many bases (the number is in the message).
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, _ = validate(problem, x, y)
     return _theta_bar(FlatProblem(problem, x, y_like))
 
@@ -551,7 +552,7 @@ def _points_around(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the point, then random ones around it, in X and Y."""
     random = np.random.default_rng(seed)
-    with jax.enable_x64(True):
+    with float64():
         placed = place(flat.problem, np.float64)
         for index in range(samples + 1):
             spread = radius if index else 0.0

@@ -25,8 +25,10 @@ or, where larger, the steepest descent into any single piece: a local maximum on
 
 Each is a distance, relative to 1 + the largest gradient of an adjacent piece. The smaller of the last two counts.
 
-Rows are active and multipliers zero within a margin. A wide margin m says that x is stationary once the data have moved
-by m: the result is then at least m, whatever the distance.
+Rows are active and multipliers zero within a margin, and no margin is free: the result is a pair as in Goldstein's
+stationarity, the slope that is left and the `radius` within which x would have to move for rows and multipliers to be
+exactly so. The margin with the smallest of the larger of the two counts. All numbers are in natural units (see
+`bilevax.scales`), in which 1 is the size of an ordinary term.
 """
 
 import dataclasses
@@ -42,6 +44,7 @@ from bilevax.stationarity.distances import distance_to_cone, hull_distance
 from bilevax.stationarity.multipliers import MultiplierSet, unique_multipliers
 from bilevax.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
 from bilevax.stationarity.point import PointDerivatives, derivatives, normals_of_x, piece_gradient
+from bilevax.stationarity.radius import radius
 from bilevax.stationarity.rows import (
     ActiveRows,
     Margin,
@@ -54,9 +57,9 @@ from bilevax.stationarity.rows import (
 from bilevax.stationarity.strong import strong_distance, strong_system
 
 # A row counts as active, and a multiplier as zero, within these relative margins: tried in turn, since a point found to
-# seven digits sits 1e-7 beside its kink. The wide ones count in the result.
-_TIGHT = (1e-9, 1e-7, 1e-6, 1e-5)
-_WIDE = (1e-4, 1e-3)
+# seven digits sits 1e-7 beside its kink.
+_MARGINS = (1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+_WIDE = 1e-4  # margins from here on widen the sides of X, too
 _GOOD = 1e-8
 _FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
 _MANY = 2000  # variables beyond which every test takes seconds
@@ -65,10 +68,25 @@ _MAX_SPREAD = 5000
 
 @dataclasses.dataclass(frozen=True)
 class Stationarity:
-    """The result: the relative distance, the test that gave it, and what was seen on the way."""
+    """The result, and what was seen on the way.
+
+    Attributes
+    ----------
+    value, radius
+        The slope that is left, relative to ``scale``, and how far x would have to move, in natural units.
+    test
+        Which test gave it, within which margin.
+    scale
+        1 + the largest gradient of a piece of Phi next to x.
+    pieces
+        Gradients of pieces next to x, as many as were looked at.
+    """
 
     value: float
+    radius: float
     test: str
+    scale: float
+    pieces: tuple[np.ndarray, ...]
     hypergradient: np.ndarray | None
     licq: bool
     smallest_singular_value: float
@@ -84,50 +102,67 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
     best: Stationarity | None = None
     seen = set()
     for margin in _margins(flat.n_y <= _MANY):
-        counted = margin.coupled if margin.coupled in _WIDE else 0.0
-        if best is not None and best.value <= max(_GOOD, counted):
-            break
         active = active_rows(flat, x, lower, rows, margin)
-        if counted:
-            normals, free = normals_of_x(flat, x, margin.coupled)
-            point = dataclasses.replace(point, normals=normals, normal_free=free)
+        if margin.coupled >= _WIDE:
+            normals, free, slack = normals_of_x(flat, x, margin.coupled)
+            point = dataclasses.replace(point, normals=normals, normal_free=free, normal_slack=slack)
         key = (active.a.shape[0], active.weak.tobytes(), point.normals.shape[0])
         if key in seen:
             continue
         seen.add(key)
-        result = _measure_with(point, active, gap, max(_GOOD, counted))
-        value = max(result.value, counted)
+        result = _measure_with(point, active, gap, lower.unique)
+        if best is None or result.value < max(best.value, best.radius):
+            result = dataclasses.replace(result, radius=radius(point, active))
         if best is None:
             best = result
-        elif value < best.value:
+        elif max(result.value, result.radius) < max(best.value, best.radius):
             # What the tightest margin says of the row structure stays; only the distance improves.
-            best = dataclasses.replace(best, value=value, test=f"{result.test}, {_describe(margin)}")
+            test = f"{result.test}, {_describe(margin)}"
+            best = dataclasses.replace(best, value=result.value, radius=result.radius, test=test)
+        if max(best.value, best.radius) <= _GOOD:
+            break
     assert best is not None
     return best
 
 
 def _margins(few: bool) -> Iterator[Margin]:
     """Yield the margins, the tightest first; with many variables the wide ones of coupled rows alone."""
-    for size in _TIGHT + _WIDE:
-        if few or size in _TIGHT:
+    for size in _MARGINS:
+        if few or size < _WIDE:
             yield Margin(size, size)
-        if size > _TIGHT[0] and (few or size in _WIDE):
-            yield Margin(size, _TIGHT[0])
+        if size > _MARGINS[0] and (few or size >= _WIDE):
+            yield Margin(size, _MARGINS[0])
 
 
 def _describe(margin: Margin) -> str:
     return f"{'rows' if margin.own == margin.coupled else 'coupled rows'} within {margin.coupled:g}"
 
 
-def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, good: float) -> Stationarity:
+def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, unique_y: bool) -> Stationarity:
     smallest = smallest_singular_value(active.a)
     independent = smallest > 1e-9 and active.count_before_merging == active.a.shape[0]
     unique = np.ones(len(active.weak), bool) if smallest > 1e-9 else unique_multipliers(active.a)
     strict = not active.weak.any()
-    gradient = piece_gradient(point, active.a, active.b) if strict and unique.all() else None
-    found = lambda value, test: Stationarity(value, test, gradient, independent, smallest, strict, gap)
+    gradient = piece_gradient(point, active.a, active.b) if unique_y and strict and unique.all() else None
+    pieces, complete = [], False
+
+    def found(distance: float, scale: float, test: str) -> Stationarity:
+        gradients = [piece.gradient for piece in pieces] if gradient is None else [gradient]
+        return Stationarity(
+            distance / scale,
+            np.inf,
+            test if np.isfinite(distance) else "none applies",
+            scale,
+            tuple(gradients),
+            gradient,
+            independent,
+            smallest,
+            strict,
+            gap,
+        )
+
     if gradient is not None:
-        return found(distance_to_cone(gradient, point) / (1 + np.linalg.norm(gradient)), "smooth")
+        return found(distance_to_cone(gradient, point), 1 + float(np.linalg.norm(gradient)), "smooth")
     multipliers = MultiplierSet(active)
     weak, sometimes = multipliers.resolve(unique)
     strict = not weak.any()  # read by `found`
@@ -137,20 +172,19 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, good:
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     scale = 1 + float(max([np.linalg.norm(point.f_x), *norms]))
     system = strong_system(point, active, weak, sometimes)
-    distance, branches = strong_distance(system, good * scale, multipliers.can_vanish)
+    distance, branches = strong_distance(system, _GOOD * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
-    pieces, complete = [], False
-    if distance > good * scale or weak.sum() <= _FEW_WEAK:
+    if distance > _GOOD * scale or weak.sum() <= _FEW_WEAK:
         pieces, complete = adjacent_pieces(point, active, weak, unique)
         if complete and unique.all():
             gradient = common_gradient(pieces)  # read by `found`
-    if distance > good * scale and pieces and complete:
+    if distance > _GOOD * scale and pieces and complete:
         hull = hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
         scale = 1 + max(float(np.linalg.norm(piece.gradient)) for piece in pieces)
         if hull is not None:
             hull = max(hull, steepest_descent(point, pieces))
             distance, test = min((distance, test), (hull, f"hull of {len(pieces)} pieces"))
-    return found(distance / scale, test if np.isfinite(distance) else "none applies")
+    return found(distance, scale, test)
 
 
 def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
@@ -163,7 +197,7 @@ def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> flo
         return 0.0
     everything = unit_rows(flat, x, lower)
     active = active_rows(flat, x, lower, everything, Margin(1e-7, 1e-7))
-    held = active.a[active.equality | (active.multiplier > 1e-7 * everything.force_scale)]
+    held = active.a[active.equality | (active.multiplier > active.zero)]
     fixed = sp.vstack([flat.hessian("lower", "y", "y", x, lower.y), held], format="csr")
     random = np.random.default_rng(0)
     reach = 1 + np.abs(lower.y).max(initial=0.0)

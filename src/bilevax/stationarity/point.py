@@ -21,6 +21,7 @@ class PointDerivatives:
     mixed: sp.csc_matrix
     normals: sp.csr_matrix
     normal_free: np.ndarray
+    normal_slack: np.ndarray  # how far x is from those sides of X
 
 
 def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> PointDerivatives:
@@ -31,29 +32,32 @@ def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Poin
         curvature = np.zeros(flat.n_y)
         curvature[ball.index] = multiplier
         hessian = hessian + sp.diags(curvature)
-    normals, free = normals_of_x(flat, x, 1e-7)
     return PointDerivatives(
-        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), normals, free
+        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), *normals_of_x(flat, x, 1e-7)
     )
 
 
-def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray]:
-    """Return the generators of the normal cone of X at x, and which of them act in both directions."""
+def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
+    """Return the generators of the normal cone of X at x, which act in both directions, and how far their sides are."""
     rows = flat.x_rows
-    image, near = rows.matrix @ x, margin * (1 + np.abs(x).max(initial=0.0))
     norms = np.maximum(spl.norm(rows.matrix, axis=1), 1e-300) if rows.matrix.shape[0] else np.ones(0)
-    at_upper, at_lower = (rows.upper - image) / norms <= near, (image - rows.lower) / norms <= near
-    unit = sp.diags(1 / norms) @ rows.matrix if len(norms) else rows.matrix
+    unit = sp.csr_matrix(sp.diags(1 / norms) @ rows.matrix) if len(norms) else rows.matrix
+    image, near = unit @ x, margin * (1 + abs(unit) @ np.abs(x))
+    above, below = rows.upper / norms - image, image - rows.lower / norms
+    at_upper, at_lower = above <= near, below <= near
     both = at_upper & at_lower
     parts = [unit[both], unit[at_upper & ~both], -unit[at_lower & ~both]]
+    slack = [np.zeros(both.sum()), above[at_upper & ~both], below[at_lower & ~both]]
     for ball in rows.balls:
         offset = x[ball.index] - ball.center
-        if np.linalg.norm(offset) >= ball.radius - near:
+        gap = ball.radius - np.linalg.norm(offset)
+        if gap <= margin * (1 + ball.radius):
             normal = np.zeros(len(x))
             normal[ball.index] = offset / np.linalg.norm(offset)
             parts.append(sp.csr_matrix(normal))
+            slack.append(np.array([gap]))
     normals = sp.vstack(parts, format="csr")
-    return normals, np.arange(normals.shape[0]) < both.sum()
+    return normals, np.arange(normals.shape[0]) < both.sum(), np.maximum(np.concatenate(slack), 0.0)
 
 
 def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:

@@ -22,6 +22,7 @@ class ActiveRows:
     multiplier: np.ndarray
     weak: np.ndarray  # a multiplier of zero, within the margin
     zero: np.ndarray  # the size up to which a multiplier counts as zero
+    slack: np.ndarray  # what the row lacks of being active, by the margin at most
     count_before_merging: int
 
 
@@ -45,8 +46,9 @@ class UnitRows:
     lower: np.ndarray
     upper: np.ndarray
     value: np.ndarray  # a y + b x
+    terms: np.ndarray  # the size of what was added up in a row: a slack counts as zero against it
     force: np.ndarray  # the multipliers of the unit rows
-    force_scale: float  # the size against which a multiplier counts as zero
+    force_scale: np.ndarray  # the size of what a multiplier balances: it counts as zero against that
 
 
 def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRows:
@@ -56,23 +58,35 @@ def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRo
     b = sp.vstack([rows.B, sp.csr_matrix((simple.matrix.shape[0], flat.n_x))], format="csr")
     norms = np.sqrt(np.asarray(a.multiply(a).sum(axis=1) + b.multiply(b).sum(axis=1)).ravel())
     norms = np.where(norms > 0, norms, 1.0)
-    a, b = sp.diags(1 / norms) @ a, sp.diags(1 / norms) @ b
+    a, b = sp.csr_matrix(sp.diags(1 / norms) @ a), sp.csr_matrix(sp.diags(1 / norms) @ b)
+    low, high = (np.concatenate(sides) / norms for sides in ((rows.lower, simple.lower), (rows.upper, simple.upper)))
+    finite = lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
+    gradient = np.abs(flat.gradients("lower", x, lower.y)[1])
     return UnitRows(
         a=a,
         b=b,
-        lower=np.concatenate([rows.lower, simple.lower]) / norms,
-        upper=np.concatenate([rows.upper, simple.upper]) / norms,
+        lower=low,
+        upper=high,
         value=a @ lower.y + b @ x,
+        terms=1 + abs(a) @ np.abs(lower.y) + abs(b) @ np.abs(x) + np.minimum(finite(low), finite(high)),
         force=lower.multipliers * norms,
-        force_scale=1 + float(np.abs(flat.gradients("lower", x, lower.y)[1]).max(initial=0.0)),
+        force_scale=1 + _largest_in_row(a, gradient),
     )
+
+
+def _largest_in_row(a: sp.csr_matrix, sizes: np.ndarray) -> np.ndarray:
+    """Return the largest ``|a_ik| sizes_k`` of each row."""
+    if a.nnz == 0:
+        return np.zeros(a.shape[0])
+    return np.asarray(abs(a @ sp.diags(sizes)).max(axis=1).todense()).ravel()
 
 
 def complementarity_margin(rows: UnitRows) -> float:
     """Return the smallest of max(slack, multiplier) over the inequality rows: 0 on a kink."""
     slack = np.minimum(rows.upper - rows.value, rows.value - rows.lower)
     inequality = (rows.lower < rows.upper) & np.isfinite(slack)
-    return float(np.min(np.maximum(slack, np.abs(rows.force) / rows.force_scale)[inequality], initial=np.inf))
+    larger = np.maximum(slack / rows.terms, np.abs(rows.force) / rows.force_scale)
+    return float(np.min(larger[inequality], initial=np.inf))
 
 
 def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: UnitRows, margin: Margin) -> ActiveRows:
@@ -80,7 +94,7 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     a, b, low, high, image, force = rows.a, rows.b, rows.lower, rows.upper, rows.value, rows.force
     tolerance = np.where(np.diff(b.indptr) > 0, margin.coupled, margin.own)
     # The exact solve may have had to relax the rows by rounding; a force always marks its row as active.
-    near = tolerance * (1 + max(np.abs(lower.y).max(initial=0.0), np.abs(x).max(initial=0.0))) + lower.relaxation
+    near = tolerance * rows.terms + lower.relaxation
     zero = tolerance * rows.force_scale
     at_upper, at_lower = (high - image <= near) | (force > zero), (image - low <= near) | (force < -zero)
     empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
@@ -92,6 +106,8 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     parts_a, parts_b = [sp.diags(sign) @ a[index]], [sp.diags(sign) @ b[index]]
     multiplier = [sign * force[index]]
     zeros = [zero[index]]
+    above, below = (high - image)[order[1]], (image - low)[order[2]]
+    slacks = [np.maximum(np.concatenate([np.zeros(len(order[0])), above, below]), 0.0)]
     for ball, value in zip(flat.y_rows.balls, lower.ball_multipliers, strict=True):
         offset = lower.y[ball.index] - ball.center
         if np.linalg.norm(offset) >= ball.radius * (1 - margin.own):
@@ -100,16 +116,23 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
             parts_a.append(sp.csr_matrix(normal))
             parts_b.append(sp.csr_matrix((1, flat.n_x)))
             multiplier.append(np.array([value * np.linalg.norm(offset)]))
-            zeros.append(np.array([margin.own * rows.force_scale]))
+            pull = np.abs(flat.gradients("lower", x, lower.y)[1][ball.index]).max()
+            zeros.append(np.array([margin.own * (1 + pull)]))
+            slacks.append(np.array([max(ball.radius - np.linalg.norm(offset), 0.0)]))
     forces = np.concatenate(multiplier)
     free = np.arange(len(forces)) < len(order[0])
     forces = np.where(free, forces, np.maximum(forces, 0.0))
     stack = lambda parts: sp.vstack(parts, format="csr")
-    return _merge(stack(parts_a), stack(parts_b), free, forces, np.concatenate(zeros))
+    return _merge(stack(parts_a), stack(parts_b), free, forces, np.concatenate(zeros), np.concatenate(slacks))
 
 
 def _merge(
-    a: sp.csr_matrix, b: sp.csr_matrix, equality: np.ndarray, multiplier: np.ndarray, zero: np.ndarray
+    a: sp.csr_matrix,
+    b: sp.csr_matrix,
+    equality: np.ndarray,
+    multiplier: np.ndarray,
+    zero: np.ndarray,
+    slack: np.ndarray,
 ) -> ActiveRows:
     """Merge equal rows into one, and opposite ones into an equality: neither changes the problem."""
     together = sp.csr_matrix(sp.hstack([a, b]))
@@ -143,6 +166,7 @@ def _merge(
         multiplier=multiplier,
         weak=~equality & (multiplier <= zero[pick]),
         zero=zero[pick],
+        slack=slack[pick],
         count_before_merging=a.shape[0],
     )
 

@@ -18,6 +18,7 @@ from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
 from bilevax.solvers.default.complementarity import centre
 from bilevax.solvers.default.lower import CAUTIOUS, Expansion, LowerModel, LowerPoint
 from bilevax.solvers.default.smoothing import SmoothPoint
+from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,16 @@ class _State(NamedTuple):
     sensitivity: np.ndarray
 
 
-class CentralPath:
+class CentralState(NamedTuple):
+    """The size of the forces met so far."""
+
+    force: float
+
+
+class CentralPath(Learning):
     """The smoothed objective around an exact lower-level point."""
+
+    State = CentralState
 
     def __init__(self, model: LowerModel, start: LowerPoint):
         self.model, self.start, self.inequality = model, start, model.rows.inequality

@@ -15,7 +15,7 @@ over the last sweeps, with the plain sweep to fall back on, makes it a Krylov me
 
 import dataclasses
 import time
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -30,6 +30,7 @@ from bilevax.problem import BilevelProblem, place
 from bilevax.sets import Box, ConvexSet, Free, Product
 from bilevax.solvers.default.quadratic_program import UpperSet
 from bilevax.solvers.default.smoothing import SmoothPoint
+from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,18 +405,30 @@ def _largest(apply: Any, start: Array, accuracy: float, most: int) -> Array:
     return 1.02 * jax.lax.while_loop(proceed, body, first)[1]
 
 
-class PairOracle:
+class PairState(NamedTuple):
+    """What sweeps change on the way, besides the points they return: their count, Anderson's memory and step sizes."""
+
+    sweeps: int
+    memory: _Memory
+    ratio: Array
+    gradient_scale: float
+    known_size: float
+    balance: float
+    longest: np.ndarray
+    shortened: bool
+    tau: np.ndarray
+    sigma: np.ndarray
+    norm: float
+
+
+class PairOracle(Learning):
     """The smoothed objective by sweeps, each started from the last answer."""
 
-    # What sweeps change on the way, besides the points they return.
-    learns: ClassVar[tuple[str, ...]] = (
-        *("sweeps", "memory", "ratio", "gradient_scale", "known_size"),
-        *("balance", "longest", "shortened", "tau", "sigma", "norm"),
-    )
+    State = PairState
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray):
         self.flat, self.upper, self.x, self.sweeps = flat, upper, x, 0
-        self.seconds_a_sweep = 1.0  # until measured
+        self._seconds_a_sweep = 1.0  # until measured
         self.lower = _Lower(place(flat.problem, np.float64), flat.x_like, flat.y_like)
         self.face = flat.x_rows.intervals()
         low, high = self.lower.bounds()
@@ -616,14 +629,14 @@ class PairOracle:
             numbers = map(jnp.asarray, (*goal, limit))
             solved = _solve(self.lower, setting, state, self.memory, self.ratio, *numbers, paused)
             before, done, paused = done, int(solved.sweeps), solved.loop
-            self.seconds_a_sweep = (time.monotonic() - began) / max(done - before, 1)
+            self._seconds_a_sweep = (time.monotonic() - began) / max(done - before, 1)
             if done >= most or not solved.unfinished:
                 return solved
 
     def _patience(self) -> int:
         """Return after how many sweeps to look at the clock: after all of them where nobody waits."""
         _deadline.check()
-        return _MOST if _deadline.remaining() == np.inf else max(_GLANCE, int(0.3 / self.seconds_a_sweep))
+        return _MOST if _deadline.remaining() == np.inf else max(_GLANCE, int(0.3 / self._seconds_a_sweep))
 
     def _rebalance(self, y: np.ndarray, force: np.ndarray) -> None:
         """Balance the steps of y and of the forces by the sizes of both, as a primal-dual method wants it."""

@@ -15,6 +15,7 @@ a step, and the same factor gives the derivatives of the answer.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import qdldl
@@ -22,6 +23,7 @@ import scipy.sparse as sp
 
 from bilevax import _deadline
 from bilevax.derivatives import FlatProblem
+from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +40,17 @@ class InteriorPoint:
     softness: float
 
 
-class InteriorLower:
+class InteriorState(NamedTuple):
+    """The size of the forces, and the shift of K's diagonal that the last solve needed."""
+
+    pull: float
+    shift: float
+
+
+class InteriorLower(Learning):
     """The lower level with its rows one-sided, equalities first, each of unit length; bounds of y kept apart."""
+
+    State = InteriorState
 
     def __init__(self, flat: FlatProblem):
         self.flat = flat
@@ -68,11 +79,11 @@ class InteriorLower:
         # A variable with coinciding bounds has no interior: an equality in all but name.
         self.fixed = self.low == self.high
         self.has_low, self.has_high = (np.isfinite(side) & ~self.fixed for side in (self.low, self.high))
-        self.room = float(np.median(np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0)))
-        self.room = max(self.room, 1e-3)
+        room = float(np.median(np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0)))
+        self.room = max(room, 1e-3)
         self.pull = 1.0
         self._solver: qdldl.Solver | None = None
-        self._shift = _SHIFTS[0]
+        self.shift = _SHIFTS[0]
         self._layout: _Layout | None = None
         self._blocks: tuple[sp.csc_matrix, np.ndarray, np.ndarray] | None = None
 
@@ -127,7 +138,7 @@ class InteriorLower:
 
     def solve(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
         """Return the central point at x, started from a near one; None where Newton's method fails."""
-        for self._shift in _SHIFTS:
+        for self.shift in _SHIFTS:
             try:
                 point = self._newton(x, barrier, softness, warm)
             except FloatingPointError:
@@ -200,7 +211,7 @@ class InteriorLower:
         self._blocks = hessian, stiffness, give
         # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular; refinement
         # takes it out again.
-        more = self._shift * self.pull / self.room, self._shift * self.room / self.pull
+        more = self.shift * self.pull / self.room, self.shift * self.room / self.pull
         half = self._layout.upper_half(hessian, np.concatenate([stiffness + more[0], -give - more[1]]))
         try:
             if self._solver is None:

@@ -79,7 +79,7 @@ def _look(
     Steps that promise no more than ``least`` do not count.
     """
     promise, settled, size = 0.0, True, 1 + abs(point.value)
-    steepest = 1 + np.linalg.norm(np.concatenate(lower.flat.gradients("upper", point.x, point.y)))
+    steepest = 1 + np.linalg.norm(lower.flat.gradients("upper", point.x, point.y)[0])
     for start, sides in readings:
         step = _step(lower, upper, start, sides, adjoint, radius, drag)
         if step is None:

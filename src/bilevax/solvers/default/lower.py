@@ -16,6 +16,7 @@ its force bends the Lagrangian, so it adds to H. Bounds at which g's gradient is
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,6 +29,7 @@ from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_fac
 from bilevax.solvers.default.complementarity import solve_complementarity
 from bilevax.solvers.default.domain import Domain, no_domain
 from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +136,16 @@ class LowerPoint:
     violation: float
 
 
-class LowerModel:
+class ModelState(NamedTuple):
+    """The lift that g was found to need."""
+
+    lift: float
+
+
+class LowerModel(Learning):
     """Exact lower-level answers at many x, each started from the last."""
+
+    State = ModelState
 
     def __init__(self, flat: FlatProblem, domain: Domain | None = None):
         self.flat = flat

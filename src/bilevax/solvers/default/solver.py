@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 from bilevax import _trees
 from bilevax._threads import blas_threads
-from bilevax.derivatives import FlatProblem
+from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.domain import find_domain
@@ -76,8 +76,27 @@ class Default(HostSolver):
 
         An earlier answer, known by its ``multipliers``, skips the smoothing: they tell which rows are active.
         """
-        diary = Diary() if diary is None else diary
-        diary.learner(lambda: flat, "_patterns")  # a Hessian seen once is used again while it holds
+        if self.variant != "first-order":
+            flat = equilibrated(flat, flat.x_tree(x0), None if y0 is None else flat.y_tree(y0))
+        scales = flat.scales
+        forces = None if multipliers is None else multipliers / scales.rows * scales.lower
+        start = x0 / scales.x, None if y0 is None else y0 / scales.y
+        for found in self._search(flat, *start, rtol, forces, Diary() if diary is None else diary):
+            if found.final:
+                found = found._replace(x=_without_dust(flat, found.x))
+            yield found._replace(x=found.x * scales.x, y=found.y * scales.y, value=found.value / scales.upper)
+
+    def _search(
+        self,
+        flat: FlatProblem,
+        x0: np.ndarray,
+        y0: np.ndarray | None,
+        rtol: float,
+        multipliers: np.ndarray | None,
+        diary: Diary,
+    ) -> Iterator[Snapshot]:
+        """The search in the units of ``flat``."""
+        diary.learner(lambda: flat)  # a Hessian seen once is used again while it holds
         rows = _trees.size(flat.row_shapes)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
         upper, dense = UpperSet(flat.x_rows), size <= _LARGEST
@@ -107,7 +126,7 @@ class Default(HostSolver):
         multipliers: np.ndarray | None,
         diary: Diary,
     ) -> Iterator[Snapshot]:
-        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y)), "lift")
+        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y)))
         held = None if multipliers is None else model.pressed(y, multipliers)
         start = yield from diary.phase("start", _arrive(model, upper, x, y, held))
         if start is None:
@@ -121,7 +140,7 @@ class Default(HostSolver):
                 return
             smooth = None
             if model.rows.inequality.any():
-                path = diary.learner(lambda: CentralPath(model, _whole(model, start).lower), "force")
+                path = diary.learner(lambda: CentralPath(model, _whole(model, start).lower))
                 for step in follow(path, upper, self.stages, diary):
                     smooth = step.point
                     if step.is_step:
@@ -150,7 +169,7 @@ class Default(HostSolver):
         """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
         if diary.empty:
             yield Snapshot(x, y, "start", np.inf, exact=False)
-        lower = diary.learner(lambda: InteriorLower(flat), "pull")
+        lower = diary.learner(lambda: InteriorLower(flat))
         smooth = x
         if multipliers is None:
             path = diary.learner(lambda: SparsePath(lower, x, y))
@@ -172,8 +191,8 @@ class Default(HostSolver):
         """Smooth by sweeps; where the size allows, try after each stage to finish exactly, and stop once that works."""
         if diary.empty:
             yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
-        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y)), "lift") if dense else None
-        oracle = diary.learner(lambda: PairOracle(flat, upper, x, y), *PairOracle.learns)
+        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y))) if dense else None
+        oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
         best, converged, last, stages = None, False, None, 0
         for step in follow(oracle, upper, self.stages, diary):
             last, stages = step.point, stages + step.ended
@@ -209,6 +228,7 @@ class Default(HostSolver):
 
 _LARGEST = 6000  # variables and rows of dense matrices
 _SPARSE = 1500  # from here on sparse matrices, if they are sparse
+_DUST = 1e-9  # entries of x up to this, in natural units, are zero
 _INSET = 1e-8  # an interior point needs an interior
 _FEW = 1000  # so few x that second derivatives pay
 
@@ -221,6 +241,15 @@ def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) ->
     filled = hessian.nnz + flat.rows.A.nnz
     sparse = filled <= 20 * (flat.n_y + flat.rows.A.shape[0])
     return sparse and (size > _SPARSE or bool(np.any(hessian.diagonal() == 0.0)))
+
+
+def _without_dust(flat: FlatProblem, x: np.ndarray) -> np.ndarray:
+    """Return x with entries that are zero but for rounding set to zero, if X has them there.
+
+    Where a problem looks the same at every scale, the size of such an entry would be taken for its natural one.
+    """
+    clean = np.where(np.abs(x) <= _DUST, 0.0, x)
+    return clean if flat.x_rows.violation(clean) == 0.0 else x
 
 
 def _snapshot(point: Evaluated, phase: str, sweeps: int | None = None) -> Snapshot:

@@ -11,6 +11,7 @@ and its Hessian follows from the second derivatives of ``f - p' grad_y g`` and o
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +19,7 @@ import scipy.sparse as sp
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower, InteriorPoint
 from bilevax.solvers.default.smoothing import SmoothPoint
+from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +31,21 @@ class _State:
     sensitivity: np.ndarray
 
 
-class SparsePath:
+class SparseState(NamedTuple):
+    """Within what radius the second derivatives last told the truth."""
+
+    radius: float
+
+
+class SparsePath(Learning):
     """The smoothed objective from a start x on."""
+
+    State = SparseState
 
     def __init__(self, lower: InteriorLower, x: np.ndarray, y: np.ndarray | None = None):
         self.lower = lower
         self.start = lower.start(x, y)
-        self.radius = np.inf  # within which the second derivatives last told the truth
+        self.radius = np.inf
         self._tangent: tuple[InteriorPoint, np.ndarray] | None = None  # where `hessian` was last, d(y, force)/dx there
 
     def begin(self) -> SmoothPoint | None:
@@ -60,6 +70,7 @@ class SparsePath:
 
     def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
         """Return the point at the same x with ten times less smoothing."""
+        self._tangent = None  # of no use beyond the stage: a run resumed there would not know it
         before = point.smoothing
         tighter = dataclasses.replace(before, barrier=0.1 * before.barrier, softness=0.1 * before.softness)
         return self._evaluate(point.x, tighter, point.state.central)

@@ -2,16 +2,15 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax import _trees
+from bilevax._precision import float64
 from bilevax._threads import blas_threads
-from bilevax.certificate import proven
 from bilevax.convex import Outcome
-from bilevax.derivatives import FlatProblem
-from bilevax.lower_level import solve_flat
+from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.exact.lower import smallest_relaxation_at
+from bilevax.exact.phi import evaluate
 from bilevax.problem import BilevelProblem, validate
 
 
@@ -41,19 +40,22 @@ class Hyperobjective:
     """
 
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree = None):
-        with jax.enable_x64(True):
+        with float64():
             x, shapes, _ = validate(problem, x_like, y_like)
-        self._flat = FlatProblem(problem, x, shapes)
+        self._flat = equilibrated(FlatProblem(problem, x, shapes), x)
 
     def __call__(self, x: PyTree) -> Evaluation:
         """Solve the lower level at x, and evaluate f there."""
-        flat, point = self._flat, _trees.flatten_host(x)
+        flat = self._flat
+        point = flat.x_flat(x)
         with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
-            lower = solve_flat(flat, point)
-        solved = proven(lower)
-        value = flat.value("upper", point, lower.y) if solved else np.nan
-        return Evaluation(value, flat.y_tree(lower.y), lower.outcome, 0.0 if solved else float(lower.relaxation))
+            phi = evaluate(flat, point)
+        outcome = phi.lower.outcome
+        missing = smallest_relaxation_at(flat, point) if outcome is Outcome.INFEASIBLE else 0.0
+        value = phi.value / flat.scales.upper if phi.solved else np.nan
+        return Evaluation(value, flat.y_tree(phi.lower.y), outcome, missing)
 
     def upper(self, x: PyTree, y: Any) -> float:
         """Return f(x, y): what a method reports of a point whose y it has not solved for."""
-        return self._flat.value("upper", _trees.flatten_host(x), _trees.flatten_host(y))
+        flat = self._flat
+        return flat.value("upper", flat.x_flat(x), flat.y_flat(y)) / flat.scales.upper

@@ -1,15 +1,16 @@
-"""The exact lower level at a given x, by a method that shares nothing with the solvers."""
+"""`solve_lower_level`: the exact lower level at a given x, in the user's structures and units."""
 
 import dataclasses
 
-import jax
 import numpy as np
-import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
-from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
-from bilevax.derivatives import FlatProblem
+from bilevax._precision import float64
+from bilevax.convex import ConvexSolution, Outcome
+from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.exact.lower import smallest_relaxation_at, solve_flat
+from bilevax.exact.phi import evaluate
 from bilevax.problem import BilevelProblem, validate
 
 
@@ -58,57 +59,46 @@ def solve_lower_level(
     penalty
         Solves for ``g + penalty f`` instead of g: y_delta(x) of the reformulation.
     """
-    with jax.enable_x64(True):
+    with float64():
         x, y_like, _ = validate(problem, x, start if start is not None else _example(y_like))
-    flat = FlatProblem(problem, x, y_like)
-    guess = None if start is None else _trees.flatten_host(start)
-    return wrap(flat, solve_flat(flat, _trees.flatten_host(x), guess, penalty))
-
-
-def solve_flat(
-    flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, penalty: float = 0.0
-) -> ConvexSolution:
-    """Solve the lower level at a flat x; see `solve_lower_level`."""
-    return minimise(objective_at(flat, x, penalty), constraints_at(flat, x), start)
+    flat = equilibrated(FlatProblem(problem, x, y_like), x, start)
+    guess = None if start is None else flat.y_flat(start)
+    point = flat.x_flat(x)
+    if penalty == 0.0:
+        found = evaluate(flat, point, guess).lower
+    else:
+        found = solve_flat(flat, point, guess, flat.penalty(penalty))
+    if found.outcome is Outcome.INFEASIBLE:
+        found = dataclasses.replace(found, relaxation=smallest_relaxation_at(flat, point))
+    return wrap(flat, found)
 
 
 def wrap(flat: FlatProblem, solution: ConvexSolution) -> LowerSolution:
     """Return a flat solution in the user's structures."""
-    rows = flat.split_rows(solution.multipliers[: flat.rows.A.shape[0]])
+    rows = flat.multiplier_tree(solution.multipliers[: flat.rows.A.shape[0]])
+    user = _in_user_units(flat, solution)
     return LowerSolution(
         y=flat.y_tree(solution.y),
         multipliers=flat.problem.unwrap_rows(rows),
         outcome=solution.outcome,
-        relaxation=solution.relaxation,
+        relaxation=user.relaxation,
         unique=solution.unique,
-        flat=solution,
+        flat=user,
     )
 
 
-def objective_at(flat: FlatProblem, x: np.ndarray, penalty: float = 0.0) -> Objective:
-    """Return ``g(x, .) + penalty f(x, .)`` with its derivatives."""
-
-    def combine(of_level):
-        lower = of_level("lower")
-        return lower if penalty == 0.0 else lower + penalty * of_level("upper")
-
-    return Objective(
-        value=lambda y: combine(lambda level: flat.value(level, x, y)),
-        gradient=lambda y: combine(lambda level: flat.gradients(level, x, y)[1]),
-        hessian=lambda y: combine(lambda level: flat.hessian(level, "y", "y", x, y)),
+def _in_user_units(flat: FlatProblem, solution: ConvexSolution) -> ConvexSolution:
+    """Return a flat solution in the units in which the problem was written; residuals have none."""
+    scales = flat.scales
+    rows = np.concatenate(
+        [scales.rows, np.ones(len(flat.y_rows.lower)) if flat.y_rows.unit is None else flat.y_rows.unit]
     )
-
-
-def constraints_at(flat: FlatProblem, x: np.ndarray) -> Constraints:
-    """Return the rows at x, then those of Y."""
-    rows, simple = flat.rows, flat.y_rows
-    shift = rows.B @ x
-    return Constraints(
-        matrix=sp.vstack([rows.A, simple.matrix], format="csr"),
-        lower=np.concatenate([rows.lower - shift, simple.lower]),
-        upper=np.concatenate([rows.upper - shift, simple.upper]),
-        balls=simple.balls,
-        relaxable=len(shift),
+    balls = np.array([scales.y[ball.index[0]] for ball in flat.y_rows.balls])
+    return dataclasses.replace(
+        solution,
+        y=solution.y * scales.y,
+        multipliers=solution.multipliers * rows / scales.lower,
+        ball_multipliers=solution.ball_multipliers / (scales.lower * balls**2),
     )
 
 

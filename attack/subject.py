@@ -1,0 +1,105 @@
+"""The subject of the attack: bilevax gets a case in the user's units, and its claim comes back in base units."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import bilevax as bx
+from attack.model import Ball, Box, Case, Claim, Objective, Region, Simplex, Units
+
+RTOL = 1e-6
+
+
+class Answer(NamedTuple):
+    """What bilevax said: one claim for each call that confirmed the answer, and the words of the first that did not."""
+
+    status: str
+    claims: list[Claim]
+    contradiction: str = ""
+
+
+def ask(case: Case, time_limit: float) -> Answer:
+    """Solve the case, or certify its point. What `solve` calls a success, `certify` is asked about, too."""
+    problem, units = case.problem, case.units or ones(case)
+    stated = build(case)
+    if case.point is not None:
+        certificate = bx.certify(stated, case.point / units.x, y=_start(case, units))
+        confirmed = certificate.confirms(RTOL)
+        words = f"stationarity {certificate.stationarity:.1e} ({certificate.stationarity_test})"
+        if certificate.failure is not None:
+            words = str(certificate.failure)
+        claims = [_claim(case.point / units.x, certificate.y, certificate.value, units)] if confirmed else []
+        return Answer("confirmed" if confirmed else f"not confirmed: {words}", claims)
+    solution = bx.solve(
+        stated, problem.x0 / units.x, y0=_start(case, units), time_limit=time_limit, progress=False, rtol=RTOL
+    )
+    if not solution.success:
+        stationarity = getattr(solution.certificate, "stationarity", np.nan)
+        return Answer(f"{solution.status}, value {solution.value:.6g}, stationarity {stationarity:.1e}", [])
+    claims = [_claim(solution.x, solution.y, solution.value, units)]
+    certificate = bx.certify(stated, solution.x)
+    if certificate.confirms(RTOL):
+        claims.append(_claim(solution.x, certificate.y, certificate.value, units))
+        return Answer(str(solution.status), claims)
+    return Answer(str(solution.status), claims, "certify(problem, solution.x) does not confirm solve's success")
+
+
+def build(case: Case) -> bx.BilevelProblem:
+    """Return the case in the user's units. All numbers go through ``data``, so that each shape compiles once."""
+    problem, units = case.problem, case.units
+    rows = problem.rows
+    data, fns = problem.data, (_plain(problem.upper), _plain(problem.lower))
+    if units is not None:
+        data = {"base": data, "x": units.x, "y": units.y, "f": units.f, "g": units.g}
+        fns = _in_units(problem.upper, "f"), _in_units(problem.lower, "g")
+        if rows is not None:
+            A, B = units.rows[:, None] * rows.A * units.y, units.rows[:, None] * rows.B * units.x
+            rows = rows._replace(A=A, B=B, low=units.rows * rows.low, high=units.rows * rows.high)
+    scale = units or ones(case)
+    return bx.BilevelProblem(
+        *fns,
+        coupling=None if rows is None else bx.LinearCoupling(A=rows.A, B=rows.B, lower=rows.low, upper=rows.high),
+        x_set=_set(problem.x_set, scale.x),
+        y_set=_set(problem.y_set, scale.y),
+        data=data,
+        y_like=np.zeros(problem.y_set.size),
+    )
+
+
+def ones(case: Case) -> Units:
+    """Return base units."""
+    rows = 0 if case.problem.rows is None else len(case.problem.rows.low)
+    return Units(np.ones(case.problem.x0.size), np.ones(case.problem.y_set.size), np.ones(rows))
+
+
+def _claim(x: Any, y: Any, value: float, units: Units) -> Claim:
+    return Claim(np.asarray(x, float) * units.x, np.asarray(y, float) * units.y, float(value) / units.f)
+
+
+def _start(case: Case, units: Units) -> np.ndarray | None:
+    return None if case.problem.y0 is None else case.problem.y0 / units.y
+
+
+def _set(region: Region, unit: np.ndarray) -> Any:
+    if isinstance(region, Box):
+        free = np.isneginf(region.lower).all() and np.isposinf(region.upper).all()
+        return bx.Free() if free else bx.Box(region.lower / unit, region.upper / unit)
+    if not (unit == unit[0]).all():
+        raise ValueError("only a box may be given in different units entry by entry")
+    if isinstance(region, Simplex):
+        return bx.Simplex(region.total / unit[0])
+    assert isinstance(region, Ball)
+    return bx.Ball(region.radius / unit[0], region.center / unit)
+
+
+@functools.cache
+def _plain(fn: Objective) -> Callable:
+    return lambda x, y, data: fn(jnp, x, y, data)
+
+
+@functools.cache
+def _in_units(fn: Objective, factor: str) -> Callable:
+    return lambda x, y, data: data[factor] * fn(jnp, data["x"] * x, data["y"] * y, data["base"])

@@ -1,0 +1,1 @@
+"""y*(x) and Phi(x), exactly: what certificates, plots and comparisons stand on."""

@@ -1,0 +1,49 @@
+"""The lower level at x on flat vectors, by a method that shares nothing with the solvers."""
+
+import numpy as np
+
+from bilevax.convex import Constraints, ConvexSolution, Objective, minimise, smallest_relaxation
+from bilevax.derivatives import FlatProblem
+from bilevax.scales import Scales
+
+
+def solve_flat(
+    flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, penalty: float = 0.0
+) -> ConvexSolution:
+    """Solve the lower level at a flat x; see `solve_lower_level`."""
+    return minimise(objective_at(flat, x, penalty), constraints_at(flat, x), start)
+
+
+def objective_at(flat: FlatProblem, x: np.ndarray, penalty: float = 0.0) -> Objective:
+    """Return ``g(x, .) + penalty f(x, .)`` with its derivatives."""
+    if penalty == 0.0 and (quadratic := flat.lower_quadratic) is not None:
+        return quadratic.at(x)
+
+    def combine(of_level):
+        lower = of_level("lower")
+        return lower if penalty == 0.0 else lower + penalty * of_level("upper")
+
+    return Objective(
+        value=lambda y: combine(lambda level: flat.value(level, x, y)),
+        gradient=lambda y: combine(lambda level: flat.gradients(level, x, y)[1]),
+        hessian=lambda y: combine(lambda level: flat.hessian(level, "y", "y", x, y)),
+    )
+
+
+def constraints_at(flat: FlatProblem, x: np.ndarray) -> Constraints:
+    """Return the rows at x, then those of Y."""
+    rows, simple = flat.rows, flat.y_rows
+    shift = rows.B @ x
+    return Constraints(
+        matrix=flat.rows_in_y,
+        lower=np.concatenate([rows.lower - shift, simple.lower]),
+        upper=np.concatenate([rows.upper - shift, simple.upper]),
+        balls=simple.balls,
+        relaxable=len(shift),
+    )
+
+
+def smallest_relaxation_at(flat: FlatProblem, x: np.ndarray) -> float:
+    """Return the smallest relaxation of the rows, in the user's units, for which the lower level is feasible at x."""
+    user = flat.in_units(Scales.ones(flat.n_x, flat.n_y, len(flat.rows.lower)))
+    return smallest_relaxation(constraints_at(user, x * flat.scales.x))[0]

@@ -1,0 +1,209 @@
+"""Phi(x) exactly: the minimisers of the lower level at x, what f is over them, and how well that is known.
+
+Whatever the lower level looks like, minimisers are found out by *tilting* it. Let y(c) minimise ``g(x, .) + c' y`` over
+the feasible set. Every minimiser y* of g then has
+
+    c' y(c)  <=  c' y*  <=  c' y(-c),
+
+by adding up the two optimality inequalities; nothing is assumed of g but that both are solved. A small c therefore
+brackets all minimisers in its direction. Where the bracket closes as c shrinks there is one minimiser in that
+direction, and the bracket bounds how far the computed one may be from it. Where it stays open there are several. Where
+the tilted lower level has no minimiser, g has none that a small change of the data would leave.
+
+One tilt along ``grad_y f`` tells what that does to f, tilts along random directions tell of y itself. A Hessian at one
+point could prove neither, unless it is the same everywhere.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
+from bilevax.derivatives import FlatProblem
+from bilevax.exact.lower import constraints_at, objective_at, solve_flat
+
+LOWER_TOLERANCE = 1e-7  # residuals up to which a lower-level answer may be relied on
+VALUE_TOLERANCE = 1e-6  # how well f has to be known, relative to its natural unit and its value
+
+_TILTS = (1e-6, 1e-8)  # in natural units: the second where the bracket of the first is wide
+_SHRINKING = 0.1  # of a bracket that closes with the tilt, from one to the next
+_CLOSED = 1e-6  # a bracket this narrow, in natural units, is closed
+_PENALTY = 1e-8  # weight of f in g + weight f, whose minimiser is next to the best minimiser of g
+_FINE = 1e-2  # of a tilt: how well the tilted lower level has to be solved
+
+
+class Phi(NamedTuple):
+    """The lower level at x, solved exactly, and f over its minimisers; in the units of the flat problem.
+
+    Attributes
+    ----------
+    lower
+        The minimiser that counts (the leader's best, or worst, as the problem says), with its multipliers.
+    value
+        f there; NaN where the lower level has no proven minimiser, inf where it is infeasible.
+    low, high
+        The least and the largest f over the minimisers.
+    error
+        How far ``value`` may be off, since y is known only so well.
+    unique
+        Whether the minimiser is known to be the only one.
+    """
+
+    lower: ConvexSolution
+    value: float
+    low: float
+    high: float
+    error: float
+    unique: bool
+
+    @property
+    def solved(self) -> bool:
+        """Whether the lower level has a proven minimiser."""
+        return proven(self.lower)
+
+
+def proven(lower: ConvexSolution) -> bool:
+    """Return whether a lower-level answer may be relied on.
+
+    On the border of feasibility 1e-9 may be out of reach: what `Certificate.confirms` asks for will do.
+    """
+    accurate = lower.residual <= LOWER_TOLERANCE
+    return lower.outcome is Outcome.OPTIMAL or (lower.outcome is Outcome.INACCURATE and accurate)
+
+
+def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, *, thorough: bool = True) -> Phi:
+    """Evaluate Phi at x.
+
+    Parameters
+    ----------
+    flat, x
+        The problem and the point.
+    start
+        Where the lower level's minimisation begins.
+    thorough
+        Whether to bracket the minimisers. If not, the one that is found is taken for the only one unless its Hessian
+        says otherwise: for many evaluations around a point where that is known.
+    """
+    lower = solve_flat(flat, x, start)
+    if not proven(lower):
+        value = np.inf if lower.outcome is Outcome.INFEASIBLE else np.nan
+        return Phi(lower, value, value, value, np.inf, False)
+    value = flat.value("upper", x, lower.y)
+    if lower.unique and not thorough:
+        return Phi(lower, value, value, value, 0.0, True)
+    if flat.lower_is_quadratic:
+        return Phi(lower, value, value, value, 0.0, True) if lower.unique else _over_face(flat, x, lower)
+    return _bracketed(flat, x, lower, value)
+
+
+def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float) -> Phi:
+    """Return Phi where only tilting tells whether the minimiser is the only one, and how well it is known."""
+    f_y = flat.gradients("upper", x, lower.y)[1]
+    random = np.random.default_rng(0).standard_normal(flat.n_y)
+    error, closed = 0.0, True
+    for direction in (f_y, random) if np.any(f_y) else (random,):
+        before = width = moved = np.inf
+        for size in _TILTS:
+            tilt = size * direction / np.abs(direction).max()
+            ends = [_tilted(flat, x, lower, sign * tilt) for sign in (1.0, -1.0)]
+            if any(end.outcome is Outcome.UNBOUNDED for end in ends):
+                away = dataclasses.replace(lower, outcome=Outcome.UNBOUNDED)
+                return Phi(away, np.nan, np.nan, np.nan, np.inf, False)
+            if not all(end.outcome is Outcome.OPTIMAL for end in ends):
+                width = moved = np.inf
+                break
+            before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
+            moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
+            if width <= _CLOSED or width > _SHRINKING * before:
+                break
+        error = max(error, moved if np.isfinite(moved) else np.inf)
+        closed = closed and width <= max(_CLOSED, _SHRINKING * before if np.isfinite(before) else 0.0)
+    if closed or error <= VALUE_TOLERANCE * (1 + abs(value)):
+        return Phi(lower, value, value, value, error, closed)
+    return _penalised(flat, x, lower)
+
+
+def _tilted(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tilt: np.ndarray) -> ConvexSolution:
+    """Solve the lower level with a linear function added to g."""
+    g = objective_at(flat, x)
+    tilted = Objective(lambda y: g.value(y) + tilt @ y, lambda y: g.gradient(y) + tilt, g.hessian)
+    return minimise(tilted, constraints_at(flat, x), lower.y, tolerance=_FINE * np.abs(tilt).max())
+
+
+def _penalised(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
+    """Return Phi where g has several minimisers and is no quadratic: f with a small weight chooses among them."""
+    sign = _sign(flat)
+    ends = {}
+    for side in (sign, -sign):
+        near, nearer = (
+            minimise(objective_at(flat, x, side * weight), constraints_at(flat, x), lower.y, tolerance=_FINE * weight)
+            for weight in (10 * _PENALTY, _PENALTY)
+        )
+        if not near.outcome is nearer.outcome is Outcome.OPTIMAL:
+            ends[side] = None
+            continue
+        values = [flat.value("upper", x, end.y) for end in (near, nearer)]
+        ends[side] = nearer, values[1], abs(values[1] - values[0])
+    if ends[sign] is None:
+        value = flat.value("upper", x, lower.y)
+        return Phi(lower, value, -np.inf, np.inf, np.inf, False)
+    chosen, value, error = ends[sign]
+    other = sign * np.inf if ends[-sign] is None else ends[-sign][1]
+    lower = dataclasses.replace(lower, y=chosen.y, multipliers=chosen.multipliers, unique=False)
+    return Phi(lower, value, min(value, other), max(value, other), error, False)
+
+
+def _sign(flat: FlatProblem) -> float:
+    """Return 1 where the best f over the minimisers counts, -1 where the worst does."""
+    return 1.0 if flat.problem.choice == "optimistic" else -1.0
+
+
+def _over_face(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
+    """Return Phi where g is a quadratic with several minimisers.
+
+    With any one multiplier vector, the minimisers are the feasible z with ``H z = H y`` that keep the rows which carry
+    a multiplier: a polyhedron, over which f is minimised (or maximised) exactly.
+    """
+    sign, face = _sign(flat), _minimisers(flat, x, lower)
+    here = flat.value("upper", x, lower.y)
+    low, high = (_extreme(flat, x, face, lower, side) for side in (sign, -sign))
+    if low is None:
+        return Phi(lower, here, -np.inf, np.inf, np.inf, False)
+    value = flat.value("upper", x, low)
+    other = sign * np.inf if high is None else flat.value("upper", x, high)
+    chosen = dataclasses.replace(lower, y=low, unique=False)
+    return Phi(chosen, value, min(value, other), max(value, other), 0.0, False)
+
+
+def _minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Constraints:
+    """Return the minimisers of a quadratic g as rows."""
+    rows = constraints_at(flat, x)
+    hessian = sp.csr_matrix(flat.hessian("lower", "y", "y", x, lower.y))
+    hessian = hessian[np.flatnonzero(np.diff(hessian.indptr))]
+    image = rows.matrix @ lower.y
+    size = np.abs(flat.gradients("lower", x, lower.y)[1]).max(initial=0.0)
+    lengths = np.sqrt(np.asarray(rows.matrix.multiply(rows.matrix).sum(axis=1)).ravel())
+    held = np.abs(lower.multipliers) * lengths > 1e-9 * size
+    level = hessian @ lower.y
+    return dataclasses.replace(
+        rows,
+        matrix=sp.vstack([rows.matrix, hessian], format="csr"),
+        lower=np.concatenate([np.where(held, image, np.minimum(rows.lower, image)), level]),
+        upper=np.concatenate([np.where(held, image, np.maximum(rows.upper, image)), level]),
+        relaxable=0,
+    )
+
+
+def _extreme(
+    flat: FlatProblem, x: np.ndarray, face: Constraints, lower: ConvexSolution, sign: float
+) -> np.ndarray | None:
+    """Return the minimiser of ``sign * f`` over a face; None where it is not found."""
+    objective = Objective(
+        lambda y: sign * flat.value("upper", x, y),
+        lambda y: sign * flat.gradients("upper", x, y)[1],
+        lambda y: sign * flat.hessian("upper", "y", "y", x, y),
+    )
+    answer = minimise(objective, face, lower.y)
+    return answer.y if proven(answer) else None
