@@ -68,11 +68,12 @@ def solve_qp(
     dense = isinstance(hessian, np.ndarray) and not len(balls)
     if dense and (v := solve_by_rows(hessian, gradient, matrix, lower, upper)) is not None:
         return v
-    solved = _dense(program) if dense else _sparse(program)
-    if solved is None:
+    if dense:
+        v = _sharpen(program, *_dense(program))
+    elif (solved := _sparse(program)) is None:
         return None
-    v, pressed, *forces = solved
-    v = _sharpen_on_balls(program, pressed, *forces, v) if len(balls) else _sharpen(program, pressed, v)
+    else:
+        v = _sharpen_on_balls(program, *solved) if len(balls) else _sharpen(program, *solved[:2])
     return v if program.holds(v, 1e-7) else None
 
 
@@ -182,7 +183,7 @@ _SOFT = 1e-11
 _MAX_REFINEMENTS = 10
 
 
-def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray] | None:
+def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray]:
     """Mehrotra's predictor-corrector on the normal equations: many rows, few dense variables."""
     hessian, gradient, matrix = program.hessian, program.gradient, program.matrix
     lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
@@ -295,7 +296,7 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     return v, program.sides(pressed_above, pressed_below), multipliers, of_balls
 
 
-def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarray:
+def _sharpen(program: _Program, v: np.ndarray, pressed: np.ndarray) -> np.ndarray:
     """Solve with the pressed rows as equations; keep the result if its signs and rows are right."""
     hessian, matrix = program.hessian, program.matrix
     active = program.equal | (pressed != 0)
@@ -317,7 +318,7 @@ def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarra
 
 
 def _sharpen_on_balls(
-    program: _Program, pressed: np.ndarray, multipliers: np.ndarray, of_balls: np.ndarray, v: np.ndarray
+    program: _Program, v: np.ndarray, pressed: np.ndarray, multipliers: np.ndarray, of_balls: np.ndarray
 ) -> np.ndarray:
     """Newton's method with the pressed rows and balls as equations; keep the result if its signs and rows are right.
 
