@@ -24,7 +24,7 @@ from bilevax.sets import SetRows
 from bilevax.stationarity import Stationarity
 
 _STEEPEST = (1e-6, 1e-4, 1e-2)  # distances, in natural units, along the steepest directions
-_COORDINATES = (1e-3,)
+_COORDINATES = (1e-4, 1e-2)  # along coordinates; the middle of them where there are more than three
 _RANDOM = (1e-5, 1e-2)
 _MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
 _RANDOM_DIRECTIONS = 3
@@ -82,7 +82,7 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
     count = len(x)
     chosen = np.arange(count) if count <= _MOST_COORDINATES else random.choice(count, _MOST_COORDINATES, replace=False)
     for entry in chosen:
-        for distance in _COORDINATES:
+        for distance in _COORDINATES if count <= 3 else (1e-3,):
             for sign in (1.0, -1.0):
                 trial = x.copy()
                 trial[entry] += sign * distance
