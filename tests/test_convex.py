@@ -627,3 +627,64 @@ def test_seville_size():
     solution = minimise(objective, constraints, start)
     assert solution.outcome is Outcome.OPTIMAL
     assert solution.residual <= 1e-9
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_entropy_on_a_simplex_to_the_smallest_share(seed, guarded):
+    """The minimiser is a softmax; shares of 1e-30 are found as exactly as others, whatever is said of 0 log 0."""
+    random = np.random.default_rng(seed)
+    size, weight = int(random.integers(2, 10)), 10 ** random.uniform(-1.5, 0)
+    cost = random.standard_normal(size) * 10 ** random.uniform(-1, 0.7)
+    at_zero = lambda y, value, otherwise: np.where(y == 0, value, otherwise) if guarded else otherwise
+    objective = separable(
+        lambda y: at_zero(y, 0.0, weight * y * np.log(y)) + cost * y,
+        lambda y: at_zero(y, 0.0, weight * (np.log(y) + 1)) + cost,
+        lambda y: at_zero(y, 0.0, weight / y),
+    )
+    simplex = rows(np.vstack([np.ones(size), np.eye(size)]), np.r_[1.0, np.zeros(size)], np.r_[1.0, np.full(size, INF)])
+    solution = minimise(objective, simplex)
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.unique
+    assert np.log(solution.y) == pytest.approx(scipy.special.log_softmax(-cost / weight), abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "second"),
+    [
+        (lambda y: y * np.log(y), lambda y: np.log(y) + 1, lambda y: 1 / y),
+        (lambda y: -np.log(y), lambda y: -1 / y, lambda y: 1 / y**2),
+        (lambda y: -np.sqrt(y), lambda y: -0.5 / np.sqrt(y), lambda y: 0.25 * y**-1.5),
+        (lambda y: 1 / y, lambda y: -1 / y**2, lambda y: 2 / y**3),
+    ],
+    ids=["entropy", "log", "root", "inverse"],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_functions_with_a_domain_under_rows(value, first, second, seed):
+    random = np.random.default_rng(seed)
+    size = int(random.integers(1, 8))
+    cost, factor = 10 * random.standard_normal(size), random.standard_normal((size, size))
+    matrix, above = factor @ factor.T, random.standard_normal((3, size))
+    objective = Objective(
+        lambda y: float(np.sum(value(y)) + cost @ y + 0.5 * y @ matrix @ y),
+        lambda y: first(y) + cost + matrix @ y,
+        lambda y: sparse.csc_matrix(np.diag(second(y)) + matrix),
+    )
+    constraints = rows(
+        np.vstack([np.eye(size), above]),
+        np.r_[np.zeros(size), np.full(3, -INF)],
+        np.r_[np.full(size, INF), above.sum(axis=1) * 0.3 + random.uniform(0, 0.5, 3)],
+    )
+    assert_optimal(objective, constraints, minimise(objective, constraints), 1e-8)
+
+
+def test_a_sum_under_the_logarithm_leaves_its_parts_their_bounds():
+    """log(a + b) is infinite at a = b = 0 only: a = 0 is a bound like any other, and active."""
+    objective = Objective(
+        lambda y: float(-np.log(y.sum()) + 2 * y[0] + y[1]),
+        lambda y: -1 / y.sum() + np.array([2.0, 1.0]),
+        lambda y: sparse.csc_matrix(np.full((2, 2), 1 / y.sum() ** 2)),
+    )
+    solution = minimise(objective, rows(np.eye(2), 0.0))
+    assert_optimal(objective, rows(np.eye(2), 0.0), solution)
+    assert solution.y == pytest.approx([0.0, 1.0], abs=1e-9)

@@ -12,11 +12,14 @@ import scipy.optimize
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
-from bilevax.optimality import SMALL, Local, Point, Rows, measure, nearly_full, stacked
+from bilevax.optimality import SMALL, Local, Point, Rows, measure, nearly_full, own_units, stacked
 
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
 _ROUNDING = 1e-12  # violations and wrong signs below this, relatively, do not correct a guess
+_MOST_DAMPED = 200  # steps where the objective has a domain: they are cut short at its borders
+_MOST_HALVINGS = 20
+_CAUTIOUS = 3.0  # distances to a border shrink twentyfold
 _EXACT = 1e-14  # an error at which there is nothing left to gain
 
 
@@ -91,28 +94,31 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
     """Newton's method for the optimality conditions with the active rows and balls as equalities.
 
     After each step rows with a multiplier of the wrong sign are let go, and violated ones are held. A large system is
-    factorised again only as long as the error falls fast.
+    factorised again only as long as the error falls fast. Steps end well inside the domain.
     """
     side, balls, small = active.side, active.balls, point.at.y.size <= SMALL
     multipliers = np.where(side != 0, point.multipliers, 0.0)
     ball_multipliers = np.where(balls, point.ball_multipliers, 0.0)
-    at, best, stalled, seen = point.at, point, 0, set()
-    for iteration in range(30 if small else 10):
+    at, best, error, stalled, seen = point.at, point, point.error, 0, set()
+    for iteration in range(_MOST_DAMPED if rows.domain.bounded else 30 if small else 10):
         if not np.all(np.isfinite(at.hessian.data)):
             break
         held, held_balls = np.flatnonzero(side), np.flatnonzero(balls)
         move, change = _newton_step(rows, at, side, held, held_balls, multipliers, ball_multipliers)
-        at = at.moved(move)
-        if not (np.all(np.isfinite(change)) and np.all(np.isfinite(at.y)) and np.all(np.isfinite(at.gradient))):
+        if not (np.all(np.isfinite(move)) and np.all(np.isfinite(change))):
             break
         multipliers, ball_multipliers = multipliers.copy(), ball_multipliers.copy()
         multipliers[held] += change[: held.size]
         ball_multipliers[held_balls] += change[held.size :]
         # Wrong signs are cut off here, so that they show up in the stationarity.
         sign = np.where(rows.equality, 0, side)
-        trial = measure(at, rows, np.where(sign * multipliers < 0, 0.0, multipliers), np.maximum(ball_multipliers, 0.0))
+        signed = np.where(sign * multipliers < 0, 0.0, multipliers), np.maximum(ball_multipliers, 0.0)
+        length, trial = _moved(rows, at, move, signed, error)
+        if trial is None:
+            break
+        at, error = trial.at, trial.error
         halved = iteration == 0 or trial.error < 0.5 * best.error
-        stalled = 0 if halved else stalled + 1
+        stalled = 0 if halved or length < 1.0 else stalled + 1
         if iteration == 0 or trial.error < best.error:
             best = trial
         if best.error <= _EXACT or stalled > (4 if small else 0):
@@ -126,10 +132,31 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
         side = _hold(rows, at.y, side, balls, multipliers, added, violated.side)
         same = np.array_equal(np.flatnonzero(side), held) and np.array_equal(np.flatnonzero(balls), held_balls)
         key = (side.tobytes(), balls.tobytes())
-        if not halved and (same or key in seen):
+        if not halved and length == 1.0 and (same or key in seen):
             break
         seen.add(key)
     return best
+
+
+def _moved(
+    rows: Rows, at: Local, move: np.ndarray, multipliers: tuple[np.ndarray, np.ndarray], error: float
+) -> tuple[float, Point | None]:
+    """The share of a move after which the objective is still finite, and the point it leads to; None where none is.
+
+    A move that would leave the domain is bent, which does well near logarithms, or else bent less.
+    """
+    domain, length = rows.domain, 1.0
+    if domain.bounded and domain.leaves(at.y, move):
+        bent = measure(Local(at.objective, domain.bent(at.y, move)), rows, *multipliers)
+        if bent.error < 0.9 * error:
+            return 0.5, bent
+        length = 0.5
+    for shorter in 0.5 ** np.arange(_MOST_HALVINGS):
+        end = domain.bent(at.y, shorter * move, _CAUTIOUS) if domain.bounded else at.y + shorter * move
+        moved = Local(at.objective, end)
+        if np.all(np.isfinite(moved.y)) and np.all(np.isfinite(moved.gradient)):
+            return min(length, float(shorter)), measure(moved, rows, *multipliers)
+    return 0.0, None
 
 
 def _newton_step(
@@ -212,23 +239,28 @@ def _saddle_point(
     move[fixed] = miss[single] / pivot
     block, rest = second[free][:, free], matrix[others]
     right = np.concatenate([(force - second @ move)[free], miss[others] - rest @ move])
-    # Bringing H to the size of the rows keeps the least-squares cut-off meaningful for both.
-    scale = float(np.max(abs(block if dense else block.data), initial=0.0)) or 1.0
-    right[: free.size] /= scale
+    # Variables in the units of their curvature and rows of length 1 keep the cut-off of least squares meaningful.
+    unit = own_units(hessian)[free]
+    border = rest[:, free] if dense else sparse.csr_matrix(rest[:, free]) @ sparse.diags_array(unit)
+    border = border * unit if dense else border
+    length = np.linalg.norm(border, axis=1) if dense else scipy.sparse.linalg.norm(border, axis=1)
+    length = np.where(length > 0, length, 1.0)
+    right[: free.size] *= unit
+    right[free.size :] /= length
     if not right.size:
         answer = right
     elif dense or right.size <= SMALL or nearly_full(block):
-        borders = rest[:, free] if dense else rest[:, free].toarray()
+        border = (border if dense else border.toarray()) / length[:, None]
         saddle = np.zeros((right.size, right.size))
-        saddle[: free.size, : free.size] = (block if dense else block.toarray()) / scale
-        saddle[free.size :, : free.size] = borders
-        saddle[: free.size, free.size :] = borders.T
+        saddle[: free.size, : free.size] = (block if dense else block.toarray()) * np.outer(unit, unit)
+        saddle[free.size :, : free.size] = border
+        saddle[: free.size, free.size :] = border.T
         answer = _dense_solution(saddle, right)
     else:
-        border = rest[:, free]
-        saddle = sparse.block_array([[block / scale, border.T], [border, None]], format="csc")
+        border, units = sparse.diags_array(1 / length) @ border, sparse.diags_array(unit)
+        saddle = sparse.block_array([[units @ block @ units, border.T], [border, None]], format="csc")
         answer = _regularised(saddle, right, free.size)
-    move[free], change[others] = answer[: free.size], scale * answer[free.size :]
+    move[free], change[others] = unit * answer[: free.size], answer[free.size :] / length
     change[single] = (force - second @ move - rest.T @ change[others])[fixed] / pivot
     return move, change
 

@@ -25,8 +25,10 @@ from bilevax.optimality import (
     Point,
     Rows,
     eigenvalues_above,
+    in_own_units,
     measure,
     nearly_full,
+    own_units,
     scaled_rows,
     stacked,
 )
@@ -36,6 +38,7 @@ __all__ = ["Ball", "Constraints", "ConvexSolution", "Objective", "Outcome", "min
 _DENSE = 500  # up to this many free variables uniqueness is decided on a null space
 _SIMPLEX = 40_000  # up to this many rows and variables the smallest relaxation is found by the simplex method
 _MAX_ITERATIONS = 100
+_STEEP = 1e100  # a curvature that only stands for an infinite one
 
 
 class Outcome(enum.Enum):
@@ -136,13 +139,14 @@ def minimise(
     rows, zero_row_violation = scaled_rows(constraints, 0.0)
     result = None
     if zero_row_violation == 0.0:
-        if start is not None:
+        rows, origin = _with_domain(objective, rows, origin)
+        if start is not None or rows.domain.bounded:
             result = _settled(objective, constraints, rows, origin, tolerance)
         if result is None:
             result = _newton(objective, constraints, rows, origin, tolerance)
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
         if start is not None and (result.outcome is Outcome.INACCURATE or result.complementarity > _SHARP):
-            cold = _newton(objective, constraints, rows, np.zeros(size), tolerance)
+            cold = _newton(objective, constraints, *_with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
             result = result if blunter else _better(result, cold)
     if result is not None and (result.outcome is not Outcome.INACCURATE or result.infeasibility <= tolerance):
@@ -156,7 +160,7 @@ def minimise(
     if gross or relaxation > feasibility_tolerance * scale:
         multipliers, ball_multipliers = np.zeros(len(constraints.lower)), np.zeros(len(constraints.balls))
         return ConvexSolution(nearest, multipliers, ball_multipliers, Outcome.INFEASIBLE, relaxation)
-    rows = scaled_rows(constraints, relaxation)[0]
+    rows, nearest = _with_domain(objective, scaled_rows(constraints, relaxation)[0], nearest)
     # The second try leaves the interior-point method some room; polishing removes what it made of it.
     for room in (0.0, 10 * feasibility_tolerance):
         again = replace(_newton(objective, constraints, rows, nearest, tolerance, room), relaxation=relaxation)
@@ -295,7 +299,7 @@ def _newton(
             break
         # A wrong guess of the active rows may leave the feasible set, where the value is no measure of progress.
         descends = point.residuals[1] <= tolerance and point.at.value <= trial.value
-        at, feasible = (point.at if descends else trial), True
+        at, feasible = (point.at if descends else trial), feasible or length == 1.0
         proximal *= 0.01
     return finish(Outcome.INACCURATE)
 
@@ -304,12 +308,13 @@ def _line_search(at: Local, direction: np.ndarray, feasible: bool) -> tuple[floa
     """Length of a step that descends and does not overshoot by much, and its end.
 
     Of a convex function the slope at the end decides, and it stays exact where rounding hides the decrease of the
-    value. From an infeasible point only the full step is of use. Where no length will do it is 0, but the end is that
-    of the full step: too short to be seen in the value, it may still improve the residual.
+    value. From an infeasible point any step is of use, the longest most. Where no length will do it is 0, but the end
+    is that of the full step: too short to be seen in the value, it may still improve the residual.
     """
     full = at.moved(direction)
     if not feasible:
-        return (1.0 if full.finite else 0.0), full
+        ends = ((length, at.moved(length * direction)) for length in (1.0, 0.9, 0.5, 0.25, 0.1))
+        return next(((length, trial) for length, trial in ends if trial.finite), (0.0, full))
     slope = abs(at.gradient @ direction)
     highest = at.value + 1e-10 * (1 + abs(at.value))
     # 0.9 before 0.5: a step cut only by the border of the domain should still go most of the way there.
@@ -345,17 +350,23 @@ class _Program:
         self.rows = rows
         self.upper = np.isfinite(rows.upper) & ~rows.equality
         self.lower = np.isfinite(rows.lower) & ~rows.equality
+        size = rows.matrix.shape[1]
+        self.open_low, self.open_high = (
+            np.flatnonzero(np.isfinite(side)) for side in (rows.domain.low, rows.domain.high)
+        )
+        borders = sparse.eye_array(size, format="csr")
         blocks = [rows.matrix[rows.equality], rows.matrix[self.upper], -rows.matrix[self.lower]]
+        blocks += [borders[self.open_high], -borders[self.open_low]] if rows.domain.bounded else []
         self.ends = np.cumsum([block.shape[0] for block in blocks])
         self.cones: list = [
             clarabel.ZeroConeT(int(self.ends[0])),
-            clarabel.NonnegativeConeT(int(self.ends[2] - self.ends[0])),
+            clarabel.NonnegativeConeT(int(self.ends[-1] - self.ends[0])),
         ]
         for ball in rows.balls:
-            size = len(ball.index)
-            entries = (-np.ones(size), (np.arange(1, size + 1), ball.index))
-            blocks.append(sparse.csr_matrix(entries, (size + 1, rows.matrix.shape[1])))
-            self.cones.append(clarabel.SecondOrderConeT(size + 1))
+            count = len(ball.index)
+            entries = (-np.ones(count), (np.arange(1, count + 1), ball.index))
+            blocks.append(sparse.csr_matrix(entries, (count + 1, size)))
+            self.cones.append(clarabel.SecondOrderConeT(count + 1))
         self.matrix = sparse.csc_matrix(stacked(blocks))
 
     def solve(
@@ -366,10 +377,17 @@ class _Program:
         room: float = 0.0,
         proximal: float = 0.0,
     ) -> _Step:
-        """Minimise gradient'd + d'Hd/2 over d such that y + d is feasible."""
-        rows = self.rows
+        """Minimise gradient'd + d'Hd/2 over d such that y + d is feasible, and well inside the domain."""
+        rows, matrix, unit = self.rows, self.matrix, 1.0
         below, above = rows.slack(y)
         sides = [0.5 * (above - below)[rows.equality], above[self.upper] + room, below[self.lower] + room]
+        if rows.domain.bounded:
+            down, up = rows.domain.around(y)
+            sides += [up[self.open_high], -down[self.open_low]]
+        if rows.domain.bounded or np.max(hessian.diagonal(), initial=0.0) > _STEEP:
+            # Near the borders of the domain curvatures, and steps, are of very different sizes.
+            unit = own_units(hessian)
+            matrix, hessian, gradient = matrix @ sparse.diags_array(unit), in_own_units(hessian), gradient * unit
         sides += [np.append(ball.radius + room, y[ball.index] - ball.center) for ball in rows.balls]
         side = np.concatenate(sides)
         # Clarabel's tolerances are partly absolute: bring the objective to unit size.
@@ -385,24 +403,24 @@ class _Program:
             weight = (proximal + extra) * max(largest / scale, 1.0)
             quadratic = hessian + weight * sparse.eye_array(y.size, format="csc") if weight else hessian
             answer = clarabel.DefaultSolver(
-                quadratic, gradient / scale, self.matrix, side, self.cones, settings
+                quadratic, gradient / scale, sparse.csc_matrix(matrix), side, self.cones, settings
             ).solve()
-            step = self._step(_STATUS.get(str(answer.status), _Status.ROUGH), answer, scale)
+            step = self._step(_STATUS.get(str(answer.status), _Status.ROUGH), answer, scale, unit)
             # What stalls far from feasibility is most likely infeasible: measuring that is quicker than trying again.
             if step.status is not _Status.ROUGH or rows.infeasibility(y + step.direction) > 1e-7 + 2 * room:
                 break
         assert step is not None
         return step
 
-    def _step(self, status: _Status, answer: clarabel.DefaultSolution, scale: float) -> _Step:
+    def _step(self, status: _Status, answer: clarabel.DefaultSolution, scale: float, unit: np.ndarray | float) -> _Step:
         dual, multipliers = np.array(answer.z) * scale, np.zeros(len(self.upper))
-        equality, upper, lower = self.ends
+        equality, upper, lower = self.ends[:3]
         multipliers[self.rows.equality] = dual[:equality]
         multipliers[self.upper] += dual[equality:upper]
         multipliers[self.lower] -= dual[upper:lower]
         # The cone's dual is (|w|, -w) for the force w on the ball; (y - center) carries the radius.
-        heads = lower + np.cumsum([0] + [len(ball.index) + 1 for ball in self.rows.balls])[:-1]
-        return _Step(status, np.array(answer.x), multipliers, dual[heads] / self.rows.radii)
+        heads = self.ends[-1] + np.cumsum([0] + [len(ball.index) + 1 for ball in self.rows.balls])[:-1]
+        return _Step(status, unit * np.array(answer.x), multipliers, dual[heads] / self.rows.radii)
 
 
 def _lifted(matrix, lower, upper, balls: tuple[Ball, ...], weight: np.ndarray, floor: float) -> Rows:
@@ -420,6 +438,63 @@ def _lifted(matrix, lower, upper, balls: tuple[Ball, ...], weight: np.ndarray, f
     floors = np.concatenate([lower[fixed], one_sided, [floor]])
     ceilings = np.concatenate([upper[fixed], upper[above], -lower[below], [np.inf]])
     return Rows(sparse.vstack(blocks, format="csr"), floors, ceilings, balls)
+
+
+def _with_domain(objective: Objective, rows: Rows, start: np.ndarray) -> tuple[Rows, np.ndarray]:
+    """The rows without bounds that are borders of the objective's domain, and the start moved inside them."""
+    if rows.domain.bounded:
+        return rows, start
+    low, high = rows.bounds
+    free = low < high
+    inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(high - low), high - low, 1.0))
+    centre = np.where(free, np.clip(start, low + inset, high - inset), start)
+    if not np.all(np.isfinite(objective.gradient(centre))):
+        return rows, start if Local(objective, start).finite else _somewhere_inside(objective, rows, start)
+    below = _borders(objective, centre, low, free & np.isfinite(low))
+    above = _borders(objective, centre, high, free & np.isfinite(high))
+    if not (below.any() or above.any()):
+        return rows, start
+    rows = rows.with_domain(below, above)
+    return rows, rows.domain.inside(start, centre)
+
+
+def _borders(objective: Objective, centre: np.ndarray, bound: np.ndarray, bounded: np.ndarray) -> np.ndarray:
+    """The bounds at which the gradient is infinite: it grows as fast on every hundredth part of the way there.
+
+    Where a function is guarded (0 log 0 = 0) the gradient at the bound may be finite, but it does not go on from there.
+    """
+
+    def infinite(among: np.ndarray) -> np.ndarray:
+        at = lambda part: objective.gradient(np.where(among, bound + part * (centre - bound), centre))
+        near, nearer, nearest, there = (np.sign(centre - bound) * at(part) for part in (1e-6, 1e-8, 1e-10, 0.0))
+        grows = nearer - nearest > np.maximum(0.5 * (near - nearer), 1e-10 * abs(nearer))
+        return among & grows & ~(np.isfinite(there) & (there <= nearest))
+
+    found = infinite(bounded) if bounded.any() else bounded
+    if not found.any():
+        return found
+    coupled = abs(sparse.csc_matrix(objective.hessian(centre))[:, np.flatnonzero(found)])
+    if coupled.nnz <= found.sum():
+        return found
+    # What is infinite for several variables at once may not be so for each of them: log(a + b).
+    index, random = np.flatnonzero(found), np.random.default_rng(0)
+    groups = np.eye(index.size, dtype=bool) if index.size <= _SINGLE else random.random((_GROUPS, index.size)) < 0.5
+    for group in groups:
+        among = np.zeros(len(found), bool)
+        among[index[group]] = True
+        found &= ~among | infinite(among)
+    return found
+
+
+_SINGLE, _GROUPS = 100, 16
+
+
+def _somewhere_inside(objective: Objective, rows: Rows, start: np.ndarray) -> np.ndarray:
+    """A point where the objective is finite, if one is found: inside the rows, else wherever one may be expected."""
+    interior, random = _interior_point(rows, start), np.random.default_rng(0)
+    points = [interior, np.ones(start.size), -np.ones(start.size)]
+    points += [size * random.standard_normal(start.size) for size in (1.0, 0.1, 10.0) for _ in range(20)]
+    return next((point for point in points if Local(objective, point).finite), interior)
 
 
 def _interior_point(rows: Rows, near: np.ndarray) -> np.ndarray:
@@ -443,9 +518,9 @@ def _unique(rows: Rows, point: Point) -> bool:
     """Whether the Lagrangian is strictly convex along the strongly active rows, which every minimiser satisfies."""
     hessian, size = point.at.hessian, point.at.y.size
     if rows.balls:
-        hessian = hessian + sparse.diags_array(rows.ball_curvature(point.ball_multipliers, size))
+        hessian = sparse.csc_matrix(hessian + sparse.diags_array(rows.ball_curvature(point.ball_multipliers, size)))
     largest = np.max(abs(hessian.data), initial=0.0)
-    if largest > 0 and eigenvalues_above(sparse.csc_matrix(hessian), 1e-9 * largest):
+    if largest > 0 and eigenvalues_above(in_own_units(hessian), 1e-9):
         return True
     strong = rows.equality | (abs(point.multipliers) > 1e-8 * point.at.scale)
     free = np.setdiff1d(np.arange(size), rows.only_column[strong])

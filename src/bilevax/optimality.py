@@ -104,7 +104,11 @@ class Local:
 
     @functools.cached_property
     def hessian(self) -> sparse.csc_matrix:
-        return sparse.csc_matrix(self.objective.hessian(self.y))
+        """The Hessian; infinite curvature, as that of y^1.5 at 0, is a number that holds its variable in place."""
+        hessian = sparse.csc_matrix(self.objective.hessian(self.y))
+        if np.any(hessian.data == np.inf):
+            hessian = sparse.csc_matrix((np.minimum(hessian.data, _RIGID), hessian.indices, hessian.indptr))
+        return hessian
 
     @functools.cached_property
     def finite(self) -> bool:
@@ -115,7 +119,7 @@ class Local:
     @functools.cached_property
     def convex(self) -> bool:
         """Whether the Hessian is positive semidefinite, up to rounding."""
-        return eigenvalues_above(self.hessian, -1e-9 * np.max(abs(self.hessian.data), initial=0.0))
+        return eigenvalues_above(in_own_units(self.hessian), -1e-9)
 
 
 def stacked(blocks: list) -> Any:
@@ -123,6 +127,51 @@ def stacked(blocks: list) -> Any:
     if not isinstance(blocks[0], np.ndarray):
         return sparse.vstack(blocks, format="csr")
     return np.vstack([block if isinstance(block, np.ndarray) else block.toarray() for block in blocks])
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Bounds of single variables at which the objective's gradient is infinite: minimisers stay clear of them."""
+
+    low: np.ndarray = field(default_factory=lambda: np.array(-np.inf))
+    high: np.ndarray = field(default_factory=lambda: np.array(np.inf))
+
+    @functools.cached_property
+    def bounded(self) -> bool:
+        return bool(np.any(np.isfinite(self.low)) or np.any(np.isfinite(self.high)))
+
+    def leaves(self, y: np.ndarray, step: np.ndarray) -> bool:
+        """Whether a step goes more than half the way to a border."""
+        return bool(np.any(abs(step) > 0.5 * np.where(step < 0, y - self.low, self.high - y)))
+
+    def bent(self, y: np.ndarray, step: np.ndarray, most: float = np.inf) -> np.ndarray:
+        """The end of a step along which distances to borders that it would more than halve shrink exponentially.
+
+        That is what Newton's step means for a logarithm. They shrink by a factor exp(`most`) at most, and never to 0.
+        """
+        room = np.where(step < 0, y - self.low, self.high - y)
+        shrunk = np.flatnonzero(abs(step) > 0.5 * room)
+        left = np.maximum(room[shrunk] * np.exp(-np.minimum(abs(step[shrunk]) / room[shrunk], most)), _LEAST)
+        end = y + step
+        end[shrunk] = np.where(step[shrunk] < 0, self.low[shrunk] + left, self.high[shrunk] - left)
+        return end
+
+    def stopped(self, y: np.ndarray, force: np.ndarray) -> np.ndarray:
+        """Which variables lie as close to a border as numbers can, while the force would have them still closer."""
+        return ((y - self.low <= _LEAST) & (force > 0)) | ((self.high - y <= _LEAST) & (force < 0))
+
+    def around(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The steps of each variable that go nine tenths of the way to a border."""
+        return _MOST * (self.low - y), _MOST * (self.high - y)
+
+    def inside(self, y: np.ndarray, fallback: np.ndarray) -> np.ndarray:
+        """The point with variables that are not inside taken from another point that is."""
+        return np.where((y > self.low) & (y < self.high), y, fallback)
+
+
+_RIGID = 1e200
+_MOST = 0.9
+_LEAST = 1e-100  # second and third derivatives are still numbers
 
 
 @dataclass(frozen=True)
@@ -135,6 +184,8 @@ class Rows:
         The rows that can bind, each of norm 1; an array up to `SMALL` variables, else a sparse matrix.
     kept, norms
         Which rows of the problem they are, and by what they were divided.
+    domain
+        Bounds that are none of the rows, since the objective itself keeps minimisers away from them.
     """
 
     matrix: Any
@@ -143,12 +194,41 @@ class Rows:
     balls: tuple[Ball, ...]
     kept: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     norms: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    domain: Domain = field(default_factory=Domain)
 
     @functools.cached_property
     def equality(self) -> np.ndarray:
         # A width at rounding level has no interior for the interior-point method: it is an equality.
         tiny = 1e-13 * (1 + np.minimum(abs(self.upper), abs(self.lower)))
         return abs(self.upper - self.lower) <= tiny
+
+    @functools.cached_property
+    def upward(self) -> np.ndarray:
+        """Which rows of one entry have a positive one."""
+        pattern = sparse.csr_matrix(self.matrix)
+        upward = np.zeros(len(self.lower), bool)
+        single = self.only_column >= 0
+        upward[single] = pattern.data[pattern.indptr[:-1][single]] > 0
+        return upward
+
+    @functools.cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds that rows of one entry, which is 1 or -1, put on each variable."""
+        low, high = np.full(self.matrix.shape[1], -np.inf), np.full(self.matrix.shape[1], np.inf)
+        single = self.only_column >= 0
+        column = self.only_column[single]
+        np.maximum.at(low, column, np.where(self.upward, self.lower, -self.upper)[single])
+        np.minimum.at(high, column, np.where(self.upward, self.upper, -self.lower)[single])
+        return low, high
+
+    def with_domain(self, below: np.ndarray, above: np.ndarray) -> Rows:
+        """The rows without the lower and upper bounds of some variables, which belong to the domain instead."""
+        (low, high), column, single = self.bounds, self.only_column, self.only_column >= 0
+        lower = np.where(single & np.where(self.upward, below[column], above[column]), -np.inf, self.lower)
+        upper = np.where(single & np.where(self.upward, above[column], below[column]), np.inf, self.upper)
+        keep = np.flatnonzero(np.isfinite(lower) | np.isfinite(upper))
+        domain = Domain(np.where(below, low, -np.inf), np.where(above, high, np.inf))
+        return Rows(self.matrix[keep], lower[keep], upper[keep], self.balls, self.kept[keep], self.norms[keep], domain)
 
     @functools.cached_property
     def transpose(self) -> Any:
@@ -257,9 +337,28 @@ def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np
         gaps = abs(rows.ball_gaps(y))
         product = max(product, np.max(ball_multipliers * gaps))
         smaller = max(smaller, np.max(np.minimum(ball_multipliers * rows.radii / scale, gaps / (1 + rows.radii))))
+    if rows.domain.bounded:
+        force = np.where(rows.domain.stopped(y, force), 0.0, force)
     complementarity = float(product / (scale * (1 + np.max(abs(y)))))
     residuals = (float(np.max(abs(force)) / scale), rows.infeasibility(y), complementarity)
     return Point(at, multipliers, ball_multipliers, residuals, float(max(*residuals, smaller)))
+
+
+def own_units(hessian: sparse.csc_matrix) -> np.ndarray:
+    """The length of a step of each variable that counts as 1 by its own curvature; flat ones share a middle one.
+
+    Curvatures may differ by many orders of magnitude, as those of the entropy of shares do.
+    """
+    curvature = hessian.diagonal()
+    positive = curvature[curvature > 0]
+    middle = float(np.median(positive)) if positive.size else 1.0
+    return 1 / np.sqrt(np.where(curvature > 1e-10 * min(middle, 1.0), curvature, middle))
+
+
+def in_own_units(hessian: sparse.csc_matrix) -> sparse.csc_matrix:
+    """The Hessian for variables in the units of their curvature: its diagonal is 1 wherever it was positive."""
+    unit = sparse.diags_array(own_units(hessian))
+    return sparse.csc_matrix(unit @ hessian @ unit)
 
 
 def nearly_full(matrix: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
 from bilevax.solvers.default.complementarity import centre
-from bilevax.solvers.default.lower import Expansion, LowerModel, LowerPoint
+from bilevax.solvers.default.lower import CAUTIOUS, Expansion, LowerModel, LowerPoint
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.diary import Learning
 
@@ -96,17 +96,19 @@ class CentralPath(Learning):
     ) -> SmoothPoint | None:
         model, rows, derivatives = self.model, self.model.rows, self.model.flat.lower_derivatives
         start = None if warm is None else (warm.force, warm.state.slack)
+        force = np.zeros(rows.count) if warm is None else warm.force
+        y = model.domain.enter(y)
         here = derivatives(x, y, proven=False)  # the answer is: at its end
         for _ in range(_MAX_NEWTON):
             try:
-                expansion = model.expand(here)
+                expansion = model.expand(here, y, force)
             except (FloatingPointError, np.linalg.LinAlgError):
                 return None
             gradient = model.gradient(y, here)
             if not np.isfinite(gradient).all():
                 return None
-            free_y = y - expansion.solve(gradient)
-            free = rows.R @ free_y + rows.N @ x - rows.c
+            free_step = -expansion.solve(gradient)
+            free = rows.values(x, y) + expansion.rows @ free_step
             path = lambda start, matrix=expansion.compliance, free=free: centre(
                 matrix, free, rows.equalities, smoothing.barrier, smoothing.softness, start
             )
@@ -119,17 +121,22 @@ class CentralPath(Learning):
                     return None
                 centred = central
             force, slack = centred
-            target = free_y - expansion.inverse_rows @ force
-            there = derivatives(x, target)
-            residual = model.gradient(target, there) + rows.R.T @ force
-            if not np.isfinite(residual).all():
-                y, start = y + 0.5 * (target - y), centred
-                here = derivatives(x, y)
-                continue
+            step = free_step - expansion.inverse_rows @ force
+            for length in 0.5 ** np.arange(_MAX_HALVINGS):
+                target = model.domain.bent(y, length * step, CAUTIOUS)
+                there = derivatives(x, target)
+                residual = model.gradient(target, there) + rows.normals(target).T @ force
+                if np.isfinite(residual).all():
+                    break
+            else:
+                return None
+            # Affine rows are as predicted; balls are so in the end only.
+            off = rows.values(x, target) - smoothing.softness * force + slack if rows.balls else np.zeros(0)
             small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(force).max(initial=0.0))
+            exact = length == 1.0 and not model.domain.leaves(y, step)
+            if exact and np.abs(residual).max(initial=0.0) <= small and np.abs(off).max(initial=0.0) <= 1e-8:
+                return self._finish(x, target, model.expand(there, target, force), force, slack, smoothing)
             y, start, here = target, centred, there
-            if np.abs(residual).max(initial=0.0) <= small:
-                return self._finish(x, y, model.expand(there), force, slack, smoothing)
         return None
 
     def _finish(
@@ -152,7 +159,7 @@ class CentralPath(Learning):
         if rows.count:
             ratio = np.where(rows.inequality, slack / np.where(rows.inequality, force, 1.0), 0.0)
             system = lifted(expansion.compliance, smoothing.softness + ratio + 1e-14)
-            sensitivity = solve_factored(factorise(system), price - rows.R @ adjoint)
+            sensitivity = solve_factored(factorise(system), price - expansion.rows @ adjoint)
             gradient = gradient + expansion.slope.T @ sensitivity
         value += float(price @ force)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
@@ -161,3 +168,4 @@ class CentralPath(Learning):
 
 
 _MAX_NEWTON = 40
+_MAX_HALVINGS = 20

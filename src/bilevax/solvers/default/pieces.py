@@ -63,15 +63,16 @@ def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np
     compliance, slope = expansion.compliance, expansion.slope
     f_x, f_y = flat.gradients("upper", lower.x, lower.y)
     adjoint = expansion.solve(f_y)
-    pull = model.rows.R @ adjoint
+    pull = expansion.rows @ adjoint
     inner = compliance[np.ix_(held, held)]
     # Refined, since in a gradient of large numbers what keeps a factor definite would be seen.
     solve = refined_solver(inner) if len(held) else lambda right: right
     force_x = solve(slope[held])
     force_theta = solve(compliance[np.ix_(held, undecided)])
     others = compliance[:, held]
-    weight = expansion.inverse_rows[:, held] @ solve(pull[held]) - adjoint
-    hessian = _hessian(model, lower, weight, held, undecided, force_x, force_theta)
+    price = -solve(pull[held])  # of the held rows: H weight + rows' price = -f_y
+    weight = -adjoint - expansion.inverse_rows[:, held] @ price
+    hessian = _hessian(model, lower, weight, price, held, undecided, force_x, force_theta)
     return Reduction(
         held=held,
         undecided=undecided,
@@ -89,6 +90,7 @@ def _hessian(
     model: LowerModel,
     lower: LowerPoint,
     weight: np.ndarray,
+    price: np.ndarray,
     held: np.ndarray,
     undecided: np.ndarray,
     force_x: np.ndarray,
@@ -97,7 +99,8 @@ def _hessian(
     """Return the second derivative of f in (d, theta), y and the held forces following."""
     flat, expansion = model.flat, lower.expansion
     n_x, size = flat.n_x, flat.n_x + flat.n_y
-    if size > _SMALL and model.rows.count <= flat.n_y and model.lift == 0.0 and not flat.lagrangian_varies:
+    simple = model.lift == 0.0 and not model.rows.balls and not flat.lagrangian_varies
+    if size > _SMALL and model.rows.count <= flat.n_y and simple:
         # In the space of x and all forces it is computed once: an elimination then costs a sixth.
         whole = model.in_rows(expansion, flat.lagrangian_hessian(lower.x, lower.y, weight))
         free, bound = np.concatenate([np.arange(n_x), n_x + undecided]), n_x + held
@@ -109,7 +112,18 @@ def _hessian(
     y_x = -expansion.inverse_mixed - rows[:, held] @ force_x
     y_theta = -(rows[:, undecided] - rows[:, held] @ force_theta)
     directions = np.block([[np.eye(n_x), y_x.T], [np.zeros((len(undecided), n_x)), y_theta.T]])
-    return directions @ flat.curvature(lower.x, lower.y, weight, directions).T
+    hessian = directions @ flat.curvature(lower.x, lower.y, weight, directions).T
+    # A ball's normal turns with y and its force changes with it; where it is held, it bends along itself too.
+    forces = np.zeros((len(directions), model.rows.count))
+    forces[:, held] = np.hstack([force_x, -force_theta]).T
+    forces[n_x:, undecided] = np.eye(len(undecided))
+    prices = np.zeros(model.rows.count)
+    prices[held] = price
+    for row, ball in enumerate(model.rows.balls, model.rows.count - len(model.rows.balls)):
+        along = directions[:, n_x + ball.index] / ball.radius
+        turned = np.outer(along @ weight[ball.index], forces[:, row])
+        hessian += turned + turned.T + prices[row] * ball.radius * (along @ along.T)
+    return hessian
 
 
 def exact_descent(
@@ -119,32 +133,40 @@ def exact_descent(
     size = lambda: 1 + np.abs(point.lower.x).max(initial=0.0)
     radius, margin = size(), 1e-7
     for _ in range(iterations):
-        step = _best_step(model, upper, point, radius, margin)
+        step = _best_step(model, upper, point, radius, margin, rtol)
         if step is None:
             yield point, True
             return
-        if step.trial is not None and point.value - step.trial.value >= 1e-3 * step.predicted:
+        rounding = _EPSILON * (1 + abs(point.value))
+        if step.trial is not None and point.value - step.trial.value >= 1e-3 * step.predicted - rounding:
             if step.length >= 0.9 * radius:
                 radius *= 3
-            done = step.predicted <= 1e-2 * rtol**2 * (1 + abs(point.value)) and step.length <= rtol * size()
+            small = step.predicted <= 1e-2 * rtol**2 * (1 + abs(point.value)) and step.length <= rtol * size()
+            done = small and step.slope <= 0.1 * rtol
             point = step.trial
             yield point, done
         else:
             radius = 0.25 * min(radius, step.length)
-            done = radius <= 1e-12 * size()
-            yield point, False
+            unseen = step.predicted <= rounding
+            done = unseen or radius <= 1e-12 * size()
+            yield point, unseen
         if done:
             return
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
+    """Where a step leads, what decrease was predicted, its length, and the slope: relative, and on average."""
+
     trial: Evaluated | None
     predicted: float
     length: float
+    slope: float
 
 
-def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: float, margin: float) -> _Step | None:
+def _best_step(
+    model: LowerModel, upper: UpperSet, point: Evaluated, radius: float, margin: float, rtol: float
+) -> _Step | None:
     """Return a step that some piece promises to be worth taking, or None when no piece promises any descent.
 
     The model lets undecided rows be open and pressed at once, so it promises too much. Where it uses that, its
@@ -159,7 +181,7 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
     # Of dependent rows only a basis can be held; the rest carry no force and wait undecided.
     basis = independent_rows(lower.expansion.compliance, np.flatnonzero(held))
     undecided |= held & inequality & ~np.isin(np.arange(rows.count), basis)
-    nothing = _EPSILON * (1 + abs(point.value))
+    size_of_value = 1 + abs(point.value)
     disappointed = None
     queue, seen = [np.zeros(rows.count, np.int8)], set()
     limit = _MAX_NODES if undecided.sum() <= _FEW else _MAX_NODES // 5
@@ -172,9 +194,14 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
         undecided_now = np.flatnonzero(undecided & (side == 0))
         reduction = reduce(model, lower, held_now, undecided_now)
         solved = _solve_model(model, upper, lower, reduction, radius)
-        if solved is None or solved[2] <= nothing:
+        if solved is None:
             continue
         d, theta, predicted = solved
+        # Where Phi bends much, a slope may be left to see although the decrease along it is not.
+        steepest = 1 + float(np.linalg.norm(reduction.gradient_x))
+        slope = predicted / max(float(np.linalg.norm(d)), 1e-300) / steepest
+        if predicted <= _EPSILON * size_of_value and slope <= 1e-3 * rtol:
+            continue
         value = lower.value + reduction.value_x @ d - reduction.value_theta @ theta
         force = lower.force[undecided_now] + theta
         guess = np.zeros(rows.count, bool)
@@ -182,8 +209,8 @@ def _best_step(model: LowerModel, upper: UpperSet, point: Evaluated, radius: flo
         guess[undecided_now] = force > -value[undecided_now]
         y = lower.y + _y_step(lower, reduction, d, theta)
         trial = evaluate_exactly(model, upper.project(lower.x + d), y, guess)
-        step = _Step(trial, predicted, float(np.abs(d).max(initial=0.0)))
-        if trial is not None and point.value - trial.value >= 0.1 * predicted:
+        step = _Step(trial, predicted, float(np.abs(d).max(initial=0.0)), slope)
+        if trial is not None and point.value - trial.value >= 0.1 * predicted - _EPSILON * size_of_value:
             return step
         torn = np.minimum(force / press, -value[undecided_now] / size)
         used = torn > 1e-8

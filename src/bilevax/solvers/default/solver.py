@@ -22,6 +22,7 @@ from bilevax._threads import blas_threads
 from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
+from bilevax.solvers.default.domain import find_domain
 from bilevax.solvers.default.first_order import PairOracle
 from bilevax.solvers.default.interior import InteriorLower
 from bilevax.solvers.default.joint_pieces import joint_descent
@@ -49,8 +50,8 @@ class Default(HostSolver):
     variant
         ``"direct"`` factorises: dense matrices up to 6000 variables and rows, sparse ones where g is linear in some
         variables or the problem is large and sparse. ``"first-order"`` only applies the problem's functions and
-        operators. ``"auto"`` is direct where it can be. With the first-order variant, above 6000 variables and with
-        balls as Y, there are no exact pieces: the answer is the smoothed one.
+        operators. ``"auto"`` is direct where it can be. With the first-order variant above 6000 variables there are no
+        exact pieces: the answer is the smoothed one.
     """
 
     variant: Variant = "auto"
@@ -98,7 +99,7 @@ class Default(HostSolver):
         diary.learner(lambda: flat)  # a Hessian seen once is used again while it holds
         rows = _trees.size(flat.row_shapes)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
-        upper, dense = UpperSet(flat.x_rows), size <= _LARGEST and not flat.y_rows.balls
+        upper, dense = UpperSet(flat.x_rows), size <= _LARGEST
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
         direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(size):
@@ -108,8 +109,8 @@ class Default(HostSolver):
                 yield from self._dense(flat, upper, x, y, rtol, multipliers, diary)
             elif self.variant == "direct":
                 raise ProblemRefused(
-                    f"variant: direct expects no Ball in Y and at most {_LARGEST} variables and rows, or more of "
-                    f"sparse ones; got {flat.n_x} in x, {flat.n_y} in y, {rows} rows, {len(flat.y_rows.balls)} balls. "
+                    f"variant: direct expects at most {_LARGEST} variables and rows, or more of sparse ones without a "
+                    f"Ball in Y; got {flat.n_x} in x, {flat.n_y} in y, {rows} rows, {len(flat.y_rows.balls)} balls. "
                     "Leave the variant to auto."
                 )
             else:
@@ -125,7 +126,7 @@ class Default(HostSolver):
         multipliers: np.ndarray | None,
         diary: Diary,
     ) -> Iterator[Snapshot]:
-        model = diary.learner(lambda: LowerModel(flat))
+        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y)))
         held = None if multipliers is None else model.pressed(y, multipliers)
         start = yield from diary.phase("start", _arrive(model, upper, x, y, held))
         if start is None:
@@ -190,7 +191,7 @@ class Default(HostSolver):
         """Smooth by sweeps; where the size allows, try after each stage to finish exactly, and stop once that works."""
         if diary.empty:
             yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
-        model = diary.learner(lambda: LowerModel(flat)) if dense else None
+        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y))) if dense else None
         oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
         best, converged, last, stages = None, False, None, 0
         for step in follow(oracle, upper, self.stages, diary):
@@ -262,7 +263,8 @@ def _bare(point: Evaluated) -> Evaluated:
 
 def _whole(model: LowerModel, point: Evaluated) -> Evaluated:
     there = model.flat.lower_derivatives(point.lower.x, point.lower.y)
-    return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=model.expand(there)))
+    expansion = model.expand(there, point.lower.y, point.lower.force)
+    return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=expansion))
 
 
 def _arrive(

@@ -1,0 +1,172 @@
+"""Lower levels with logarithms, roots and inverses, and balls as lower sets: certified from any start, without y0."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from jax.scipy.special import xlogy
+
+import bilevax as bx
+
+ENTROPIES = {
+    "plain": lambda y: jnp.sum(y * jnp.log(y)),
+    "guarded": lambda y: jnp.sum(jnp.where(y > 0, y * jnp.log(jnp.where(y > 0, y, 1.0)), 0.0)),
+    "xlogy": lambda y: jnp.sum(xlogy(y, y)),
+}
+
+
+def fitted(random, n_x, n_y):
+    """An upper objective that draws y to a random place."""
+    rows, goal, centre = random.standard_normal((3, n_y)), random.standard_normal(3), random.standard_normal(n_x)
+    return lambda x, y: jnp.sum((rows @ y - goal) ** 2) + 0.1 * jnp.sum((x - centre) ** 2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_entropy_on_a_simplex_from_every_start(size):
+    problem = bx.BilevelProblem(
+        lambda x, y: (y[0] - 0.3) ** 2 + 0.1 * (x - 0.2) ** 2,
+        lambda x, y: 0.5 * jnp.sum(y * jnp.log(y)) - 2 * x * y[0],
+        x_set=bx.Box(-2.0, 2.0),
+        y_set=bx.Simplex(),
+        y_like=np.zeros(size),
+    )
+    values = []
+    for x0 in np.linspace(-2, 2, 9):
+        solution = bx.solve(problem, x0)
+        assert solution.success, solution.message
+        values.append(solution.value)
+    assert values == pytest.approx([values[0]] * 9, abs=1e-9)
+
+
+@pytest.mark.parametrize("entropy", ENTROPIES)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_entropies_are_certified(seed, entropy):
+    """Also where x pushes so hard that shares of 1e-30 and less are left."""
+    random = np.random.default_rng(seed)
+    n_x, n_y = int(random.integers(1, 4)), int(random.integers(2, 8))
+    costs = random.standard_normal((n_y, n_x)) * random.choice([1.0, 3.0, 10.0])
+    problem = bx.BilevelProblem(
+        fitted(random, n_x, n_y),
+        lambda x, y: 0.2 * ENTROPIES[entropy](y) + y @ (costs @ x),
+        x_set=bx.Box(-2.0, 2.0),
+        y_set=bx.Simplex(),
+        y_like=np.zeros(n_y),
+    )
+    solution = bx.solve(problem, random.uniform(-2, 2, n_x))
+    assert solution.success, solution.message
+
+
+@pytest.mark.parametrize(
+    ("lower", "sets"),
+    [
+        (lambda y: -jnp.sum(jnp.log(y)), {}),
+        (lambda y: -jnp.sum(jnp.sqrt(y)), {"y_set": bx.NonNegative()}),
+        (lambda y: jnp.sum(1 / y), {"y_set": bx.NonNegative()}),
+        (lambda y: jnp.sum(y * jnp.log(y)), {"y_set": bx.Box(0.0, 0.6)}),
+        (lambda y: -jnp.sum(jnp.log(1 - y**2)), {}),
+        (lambda y: -jnp.sum(jnp.log(y)), {"coupling": bx.LinearCoupling(np.ones((1, 4)), np.ones((1, 2)), upper=2.0)}),
+    ],
+    ids=["log", "root", "inverse", "entropy in a box", "log of a square", "log under a row"],
+)
+def test_functions_with_a_domain_need_no_start(lower, sets):
+    random = np.random.default_rng(1)
+    costs = random.standard_normal((4, 2))
+    problem = bx.BilevelProblem(
+        fitted(random, 2, 4),
+        lambda x, y: lower(y) + 0.1 * jnp.sum(y**2) + y @ (costs @ x),
+        x_set=bx.Box(-1.0, 1.0),
+        y_like=np.zeros(4),
+        **sets,
+    )
+    for x0 in random.uniform(-1, 1, (3, 2)):
+        solution = bx.solve(problem, x0)
+        assert solution.success, solution.message
+
+
+@pytest.mark.parametrize("entropy", ENTROPIES)
+def test_inverse_optimal_transport(entropy):
+    """Ten sources, ten sinks; one of the twenty marginals follows from the others."""
+    random, size = np.random.default_rng(0), 10
+    costs, truth = random.uniform(0, 1, (5, size, size)), random.uniform(0.2, 1.8, 5)
+    sources, sinks = random.dirichlet(np.full(size, 5.0)), random.dirichlet(np.full(size, 5.0))
+    kernel, left, right = np.exp(-np.tensordot(truth, costs, 1) / 0.1), np.ones(size), np.ones(size)
+    for _ in range(2000):
+        right = sinks / (kernel.T @ left)
+        left = sources / (kernel @ right)
+    seen = left[:, None] * kernel * right * (1 + 0.05 * random.standard_normal((size, size)))
+    marginals, totals = (
+        sp.vstack([sp.kron(sp.eye(size), np.ones((1, size))), sp.kron(np.ones((1, size)), sp.eye(size))], format="csr"),
+        np.concatenate([sources, sinks]),
+    )
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum((y - seen) ** 2),
+        lambda x, y: jnp.sum(jnp.tensordot(x, costs, 1) * y) + 0.1 * ENTROPIES[entropy](y),
+        coupling=bx.LinearCoupling(A=marginals, B=sp.csr_matrix((2 * size, 5)), lower=totals, upper=totals),
+        x_set=bx.Box(0.0, 2.0),
+        y_set=bx.NonNegative(),
+        y_like=np.zeros((size, size)),
+    )
+    solution = bx.solve(problem, np.ones(5))
+    assert solution.success, solution.message
+    assert solution.x == pytest.approx(truth, abs=0.2)
+
+
+def ball_problem(seed, **more):
+    random = np.random.default_rng(seed)
+    n_x, n_y = int(random.integers(1, 4)), int(random.integers(2, 7))
+    factor, costs = random.standard_normal((n_y, n_y)), random.standard_normal((n_y, n_x))
+    matrix, centre = factor @ factor.T + 0.3 * np.eye(n_y), 0.3 * random.standard_normal(n_y)
+    rows = random.standard_normal((2, n_y))
+    coupling = bx.LinearCoupling(rows, 0.3 * random.standard_normal((2, n_x)), upper=0.5 + rows @ centre)
+    return (
+        bx.BilevelProblem(
+            fitted(random, n_x, n_y),
+            lambda x, y: 0.5 * y @ (matrix @ y) + y @ (costs @ x),
+            coupling=coupling if seed % 2 else None,
+            x_set=bx.Box(-2.0, 2.0),
+            y_set=bx.Ball(random.choice([0.2, 0.5, 1.0, 3.0]), centre),
+            y_like=np.zeros(n_y),
+        ),
+        random.uniform(-2, 2, n_x),
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_balls_as_lower_sets_are_certified(seed):
+    problem, x0 = ball_problem(seed)
+    solution = bx.solve(problem, x0)
+    assert solution.success, solution.message
+
+
+def test_two_balls_and_a_box():
+    random = np.random.default_rng(0)
+    costs = random.standard_normal((6, 2))
+    join = lambda y: jnp.concatenate([y["a"], y["b"], y["c"]])
+    upper = fitted(random, 2, 6)
+    problem = bx.BilevelProblem(
+        lambda x, y: upper(x, join(y)),
+        lambda x, y: jnp.sum((join(y) - costs @ x) ** 2),
+        x_set=bx.Box(-2.0, 2.0),
+        y_set=bx.Product({"a": bx.Ball(0.5), "b": bx.Ball(1.0, 0.2), "c": bx.Box(-0.3, 0.3)}),
+        y_like={"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(2)},
+    )
+    for x0 in random.uniform(-2, 2, (3, 2)):
+        assert bx.solve(problem, x0).success
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_optimum_where_the_ball_becomes_active(seed):
+    """Phi falls until y meets the ball and rises from there on: a kink, met exactly."""
+    random = np.random.default_rng(seed)
+    along = random.standard_normal(3)
+    along /= np.linalg.norm(along)
+    problem = bx.BilevelProblem(
+        lambda x, y: -2 * (along @ y) + 0.7 * x,
+        lambda x, y: jnp.sum((y - along * x) ** 2),
+        x_set=bx.Box(0.0, 4.0),
+        y_set=bx.Ball(1.0),
+        y_like=np.zeros(3),
+    )
+    solution = bx.solve(problem, random.uniform(0, 4))
+    assert solution.success, solution.message
+    assert solution.x == pytest.approx(1.0, abs=1e-8)
