@@ -1,12 +1,14 @@
 """`certify`: the lower level solved exactly at x, and what follows from it. The judge of every answer."""
 
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax import _trees
+from bilevax import _deadline, _trees
+from bilevax._deadline import deadline, in_time
 from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.convex import ConvexSolution, Outcome
@@ -64,6 +66,8 @@ class Certificate:
         Largest distance, entry by entry, of the y that was given from the exact one; None when none was given.
     failure
         Why the lower level could not be solved at x, or None.
+    complete
+        Whether everything was measured to its end, within the time there was.
     """
 
     value: float
@@ -87,6 +91,7 @@ class Certificate:
     delta: float | None
     y_error: float | None
     failure: Status | None
+    complete: bool = True
 
     def confirms(self, rtol: float) -> bool:
         """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol).
@@ -94,13 +99,20 @@ class Certificate:
         Where the lower level has several minimisers, f has to agree on them (1e-6, relative).
         """
         return bool(
+            self.proves_value
+            and self.value_spread <= VALUE_TOLERANCE * (1 + abs(self.value))
+            and self.stationarity <= rtol
+        )
+
+    @property
+    def proves_value(self) -> bool:
+        """Whether x is proven feasible and y lower-level optimal (1e-7), whatever is known of stationarity."""
+        return bool(
             self.failure is None
             and self.lower_feasible
             and np.isfinite(self.value)
             and max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity) <= LOWER_TOLERANCE
             and self.x_infeasibility <= LOWER_TOLERANCE
-            and self.value_spread <= VALUE_TOLERANCE * (1 + abs(self.value))
-            and self.stationarity <= rtol
         )
 
     def __str__(self) -> str:
@@ -131,7 +143,9 @@ class Certificate:
         return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in lines)
 
 
-def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any = None) -> Certificate:
+def certify(
+    problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any = None, time_limit: float | None = None
+) -> Certificate:
     """Check anybody's answer: solve the lower level at x exactly and measure what can be proven.
 
     Parameters
@@ -142,13 +156,17 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
         Somebody's lower-level answer: gives y its structure, starts the exact solve, and is compared with its result.
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
+    time_limit
+        Seconds after which what is known by then is returned: a certificate that is weaker, not ``complete``, and
+        confirms nothing that it has not proven.
     """
+    limit = np.inf if time_limit is None else time.monotonic() + time_limit
     with float64():
         point, y_like, guess = validate(problem, x, y)
     flat = FlatProblem(problem, point, y_like)
     x_flat = _trees.flatten_host(point)
     start = None if guess is None else _trees.flatten_host(guess)
-    with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
+    with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])), deadline(limit):
         return _certify(flat, x_flat, start, None if delta is None else float(delta))
 
 
@@ -162,12 +180,19 @@ def proven(lower: ConvexSolution) -> bool:
 
 
 def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
-    lower = solve_flat(flat, x_flat, start)
+    def exact() -> tuple[ConvexSolution, float]:
+        lower = solve_flat(flat, x_flat, start)
+        otherwise = np.inf if lower.outcome is Outcome.INFEASIBLE else np.nan
+        return lower, flat.value("upper", x_flat, lower.y) if proven(lower) else otherwise
+
+    found = in_time(exact)
+    lower, value = (_unsolved(flat, start), np.nan) if found is None else found
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
     solved = proven(lower)
-    value = flat.value("upper", x_flat, lower.y) if solved else (np.nan if feasible else np.inf)
-    quality = measure(flat, x_flat, lower) if solved else _NOTHING
+    quality = (in_time(lambda: measure(flat, x_flat, lower)) or _TOO_LATE) if solved else _NOTHING
+    spread = in_time(lambda: value_spread(flat, x_flat, lower)) if solved else None
+    gap = in_time(lambda: _penalty_gap(flat, x_flat, lower, value, delta)) if solved and delta is not None else None
     return Certificate(
         value=value,
         y=answer.y,
@@ -177,7 +202,7 @@ def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, de
         lower_infeasibility=lower.infeasibility if feasible else lower.relaxation,
         lower_complementarity=lower.complementarity,
         lower_unique=lower.unique,
-        value_spread=value_spread(flat, x_flat, lower) if solved else np.inf,
+        value_spread=np.inf if spread is None else spread,
         x_infeasibility=flat.x_rows.violation(x_flat),
         hypergradient=None if quality.hypergradient is None else flat.x_tree(quality.hypergradient),
         stationarity=quality.value,
@@ -186,10 +211,11 @@ def _certify(flat: FlatProblem, x_flat: np.ndarray, start: np.ndarray | None, de
         smallest_singular_value=quality.smallest_singular_value,
         strict_complementarity=quality.strict_complementarity,
         complementarity_margin=quality.complementarity_margin,
-        penalty_gap=_penalty_gap(flat, x_flat, lower, value, delta) if solved and delta is not None else None,
+        penalty_gap=gap,
         delta=delta,
         y_error=None if start is None else float(np.abs(start - lower.y).max(initial=0.0)),
-        failure=None if solved else _FAILURES.get(lower.outcome),
+        failure=None if solved else Status.TIME_LIMIT if found is None else _FAILURES.get(lower.outcome),
+        complete=_deadline.remaining() > 0,
     )
 
 
@@ -202,6 +228,14 @@ _NOTHING = Stationarity(
     strict_complementarity=False,
     complementarity_margin=np.nan,
 )
+_TOO_LATE = dataclasses.replace(_NOTHING, test="none: out of time")
+
+
+def _unsolved(flat: FlatProblem, start: np.ndarray | None) -> ConvexSolution:
+    """Return what is known of a lower level that there was no time to solve: nothing but where to start."""
+    rows, balls = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0], len(flat.y_rows.balls)
+    y = np.zeros(flat.n_y) if start is None else start
+    return ConvexSolution(y, np.zeros(rows), np.zeros(balls), Outcome.INACCURATE)
 
 
 def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:

@@ -4,6 +4,7 @@ The functions are compiled once for a problem's structure, with all numbers as a
 the same shape, compiles nothing.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import PyTree
 
-from bilevax import _trees
+from bilevax import _deadline, _trees
 from bilevax._precision import float64
 from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
@@ -118,7 +119,7 @@ class FlatProblem:
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
-        with float64():
+        with _evaluation():
             return float(self._kernels.value[level](self._numbers, x, y))
 
     def gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +128,7 @@ class FlatProblem:
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
-        with float64():
+        with _evaluation():
             value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, x, y)
             return float(value), np.asarray(along_x), np.asarray(along_y)
 
@@ -144,7 +145,7 @@ class FlatProblem:
         if not (proven or of_y.last is None or of_x.last is None or of_y.varies or of_x.varies):
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
         probes = of_y.probe(), of_x.probe()
-        with float64():
+        with _evaluation():
             gradient, *images = map(np.asarray, self._kernels.lower(self._numbers, x, y, *probes))
         return LowerDerivatives(
             gradient,
@@ -156,7 +157,7 @@ class FlatProblem:
         """Return the second derivative of f in (x, y) as one sparse matrix."""
 
         def products(directions: np.ndarray) -> np.ndarray:
-            with float64():
+            with _evaluation():
                 return np.asarray(self._kernels.upper_curvature(self._numbers, x, y, directions))
 
         return self._joint_pattern("upper").evaluate(products)
@@ -175,7 +176,7 @@ class FlatProblem:
 
     def _products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
         def products(directions: np.ndarray) -> np.ndarray:
-            with float64():
+            with _evaluation():
                 return np.asarray(self._kernels.products[level, of, by](self._numbers, x, y, directions))
 
         return products
@@ -207,7 +208,7 @@ class FlatProblem:
         return pattern.evaluate(lambda directions: self._curvature(x, y, adjoint, directions))
 
     def _curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
-        with float64():
+        with _evaluation():
             return np.asarray(self._kernels.curvature(self._numbers, x, y, adjoint, directions))
 
 
@@ -385,6 +386,12 @@ def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
 def _map(product: Callable[[Any], Any], directions: Any) -> Any:
     """Apply to each direction, in batches: memory stays bounded where there are many."""
     return jax.lax.map(product, directions, batch_size=64)
+
+
+def _evaluation() -> contextlib.AbstractContextManager[Any]:
+    """Return the context of an evaluation in float64, unless the time is up: whoever evaluates looks at the clock."""
+    _deadline.check()
+    return float64()
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

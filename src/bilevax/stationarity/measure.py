@@ -34,8 +34,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.optimize import linprog
 
+from bilevax._deadline import OutOfTime
+from bilevax._programs import linprog
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
 from bilevax.stationarity.distances import distance_to_cone, hull_distance
@@ -95,7 +96,12 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         if key in seen:
             continue
         seen.add(key)
-        result = _measure_with(point, active, gap, max(_GOOD, counted))
+        try:
+            result = _measure_with(point, active, gap, max(_GOOD, counted))
+        except OutOfTime:
+            if best is None:
+                raise
+            break  # what is known holds
         value = max(result.value, counted)
         if best is None:
             best = result
