@@ -53,7 +53,7 @@ def test_a_certificate_without_time_says_so():
     assert whole.confirms(1e-6)
 
 
-@pytest.mark.parametrize("name", ["measure", "value_spread"])
+@pytest.mark.parametrize("name", ["measure", "challenge"])
 def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):
     """The value is, once the lower level is solved; stationarity or uniqueness may not be."""
 
