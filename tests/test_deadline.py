@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import _deadline, certificate, driver
+from bilevax import _deadline, certificate, challenge, driver
 from bilevax._deadline import OutOfTime, deadline, in_time
 from bilevax._programs import conic, linprog
 from bilevax.datasets import Dataset
 from bilevax.demo import made_up_network
+from bilevax.exact import phi
 from bilevax.problems import svm
 from bilevax.problems.quadratic import random_quadratic
 from known import toy
@@ -56,10 +57,6 @@ def test_a_certificate_without_time_says_so():
 @pytest.mark.parametrize("name", ["measure", "challenge"])
 def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):
     """The value is, once the lower level is solved; stationarity or uniqueness may not be."""
-
-    def slow(*_):
-        time.sleep(max(_deadline.remaining(), 0.0) + 1e-3)
-        _deadline.check()
 
     whole = bx.certify(toy(), 0.98622483)
     monkeypatch.setattr(certificate, name, slow)
@@ -122,10 +119,12 @@ def test_every_phase_looks_at_the_clock(name, monkeypatch):
     phases = [phase for phase in dict.fromkeys(whole.history["phase"]) if phase != "answer"]
     assert {"smooth descent", "exact descent"} <= set(phases)
     over = []
-    monkeypatch.setattr(_deadline, "remaining", lambda: -1.0 if over else np.inf)
+    limited = lambda: _deadline._ends.get() < np.inf
+    monkeypatch.setattr(_deadline, "remaining", lambda: -1.0 if over and limited() else np.inf)
     for phase in phases:
         over.clear()
-        solution = bx.solve(problem, x0, callback=lambda at: over.extend({at.residuals["phase"]} & {phase}), **settings)  # noqa: B023
+        note = lambda at, phase=phase: over.extend({at.residuals["phase"]} & {phase})
+        solution = bx.solve(problem, x0, callback=note, time_limit=1e6, **settings)
         assert over == [phase]
         assert solution.status is bx.Status.TIME_LIMIT
         assert solution.history["phase"][-1] == phase
@@ -149,3 +148,48 @@ def test_a_compiled_solver_without_time_for_an_exact_start_begins_anyway(monkeyp
     monkeypatch.setattr(driver, "solve_lower_level", lambda *_: _deadline.check(np.inf))
     solution = bx.solve(toy(), 0.7, solver=bx.SFLCB(), max_steps=200, time_limit=100)
     assert solution.stats["steps"] == 200
+
+
+def slow(*_, **__):
+    """Take all the time there is."""
+    time.sleep(max(_deadline.remaining(), 0.0) + 1e-3)
+    _deadline.check()
+
+
+def test_infeasibility_found_in_time_is_reported_though_its_measure_is_not(monkeypatch):
+    monkeypatch.setattr(certificate, "smallest_relaxation_at", slow)
+    problem = bx.BilevelProblem(
+        lambda x, y: x**2 + y, lambda x, y: (y - x) ** 2, bx.LinearCoupling(1.0, 0.0, lower=1.0), y_set=bx.Box(0.0, 0.5)
+    )
+    found = bx.certify(problem, 0.3, time_limit=2.0)
+    assert found.failure is bx.Status.LOWER_INFEASIBLE
+    assert found.lower_infeasibility == np.inf
+    assert not found.complete
+
+
+def test_a_minimiser_found_in_time_counts_though_others_are_not_looked_for(monkeypatch):
+    problem = bx.BilevelProblem(lambda x, y: (y - 1) ** 2 + x**2, lambda x, y: jnp.cosh(y - x))
+    whole = bx.certify(problem, 0.3, 0.0)
+    monkeypatch.setattr(phi, "_bracketed", slow)
+    found = bx.certify(problem, 0.3, 0.0, time_limit=2.0)
+    assert found.failure is None
+    assert found.value == pytest.approx(whole.value, rel=1e-12)
+    assert not found.lower_unique
+    assert not found.confirms(np.inf)
+
+
+def test_a_refutation_found_in_time_counts(monkeypatch):
+    """The challenge finds a lower point, and then the time is over."""
+    genuine, calls = challenge.evaluate, []
+
+    def evaluate(*given, **options):
+        calls.append(given)
+        return slow() if len(calls) > 4 else genuine(*given, **options)
+
+    monkeypatch.setattr(challenge, "evaluate", evaluate)
+    problem = bx.BilevelProblem(lambda x, y: x[0] ** 2 + y[0], lambda x, y: (y[0] - x[0]) ** 2)
+    found = bx.certify(problem, [1.0], [1.0], time_limit=3.0)
+    assert found.challenges == 4
+    assert found.descent is not None
+    assert found.descent.value < found.value
+    assert not found.complete

@@ -14,7 +14,7 @@ from bilevax._threads import blas_threads
 from bilevax.challenge import Challenge, Descent, challenge
 from bilevax.convex import ConvexSolution, Outcome
 from bilevax.convexity import Evidence, LowerConvexity, lower_convexity
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.derivatives import FlatProblem, Level, equilibrated
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
@@ -238,6 +238,7 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
     tried, lowest = (in_time(lambda: challenge(flat, x, phi, quality)) if solved else None) or Challenge(0, None)
     convexity = (in_time(lambda: lower_convexity(flat, x, lower.y)) if feasible else None) or LowerConvexity("unknown")
     gap = in_time(lambda: _penalty_gap(flat, x, lower, phi.value, delta)) if solved and delta is not None else None
+    missing = lower.infeasibility if feasible else in_time(lambda: smallest_relaxation_at(flat, x))
     complete = _deadline.remaining() > 0
     failure, remark = (Status.TIME_LIMIT, "") if found is None else _failure(flat, phi, convexity)
     unit = flat.scales.upper
@@ -247,7 +248,7 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
         multipliers=answer.multipliers,
         lower_feasible=feasible,
         lower_stationarity=lower.stationarity,
-        lower_infeasibility=lower.infeasibility if feasible else smallest_relaxation_at(flat, x),
+        lower_infeasibility=np.inf if missing is None else missing,
         lower_complementarity=lower.complementarity,
         lower_unique=phi.unique,
         value_range=(phi.low / unit, phi.high / unit),
@@ -276,7 +277,7 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
 
 def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:
     """Return why nothing can be proven at x, and more about that."""
-    names = {"upper": "the upper objective", "lower": "the lower objective"}
+    names: dict[Level, str] = {"upper": "the upper objective", "lower": "the lower objective"}
     for level, name in names.items():
         if kinks := flat.properties(level).refused:
             return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"

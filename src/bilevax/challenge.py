@@ -6,6 +6,7 @@ A point next to x with a Phi that is smaller by more than the stated slope and r
 derivatives say.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from jaxtyping import PyTree
 from scipy.optimize import nnls
 
 from bilevax import _deadline
+from bilevax._deadline import in_time
 from bilevax.convex import Constraints, Objective, minimise
 from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.exact.phi import Phi, evaluate
@@ -61,7 +63,9 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
             continue
         if _deadline.remaining() <= 0:
             break
-        there = evaluate(flat, trial, here.lower.y, thorough=False)
+        there = in_time(functools.partial(evaluate, flat, trial, here.lower.y, thorough=False))
+        if there is None:
+            break  # what was found before counts
         tried += 1
         if not there.solved:
             continue

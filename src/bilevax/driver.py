@@ -164,7 +164,7 @@ def solve(
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
             ending, certificate = _judged(problem, method, ending, watch)
         if not certificate.confirms(rtol) and watch.ended is not Status.TIME_LIMIT:
-            with deadline(watch.last_call):
+            with deadline(watch.ends + watch.grace):
                 if in_time(lambda: falls_forever(problem, ending.x, certificate.y, x)):
                     ending = ending._replace(failure=Status.UNBOUNDED)
         solution = conclude(method, ending, certificate, watch, rtol)
@@ -329,7 +329,12 @@ class Watch:
     @property
     def last_call(self) -> float:
         """When a certificate has to that begins now: a tenth of the time limit later than that, a second at least."""
-        return max(self.ends, time.monotonic()) + max(1.0, 0.1 * (self.time_limit or 0.0))
+        return max(self.ends, time.monotonic()) + self.grace
+
+    @property
+    def grace(self) -> float:
+        """What comes after the search may take, in seconds."""
+        return max(1.0, 0.1 * (self.time_limit or 0.0))
 
     @property
     def attentive(self) -> bool:
@@ -592,7 +597,8 @@ def _pursued(
     """Return an ending and its certificate; where the challenge found a better point, the search goes on from there."""
     ending, certificate = _judged(problem, solver, ending, watch)
     for _ in range(_MOST_PURSUITS if solver.keeps_diary else 0):
-        if certificate.descent is None or certificate.failure is not None or watch.ended is not None:
+        over = watch.ended is not None or time.monotonic() >= watch.ends
+        if certificate.descent is None or certificate.failure is not None or over:
             break
         y_like = _trees.shapes(certificate.y)
         further = search(

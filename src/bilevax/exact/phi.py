@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._deadline import OutOfTime
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
@@ -93,8 +94,18 @@ def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, 
         value = np.inf if lower.outcome is Outcome.INFEASIBLE else np.nan
         return Phi(lower, value, value, value, np.inf, False)
     value = flat.value("upper", x, lower.y)
+    if flat.lower_is_quadratic and lower.unique:
+        return Phi(lower, value, value, value, 0.0, True)
+    try:
+        return _over_minimisers(flat, x, lower, value, thorough)
+    except OutOfTime:  # f at a minimiser is known, not what it is at others
+        return Phi(lower, value, -np.inf, np.inf, np.inf, False)
+
+
+def _over_minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, thorough: bool) -> Phi:
+    """Return Phi where there may be other minimisers than the one that was found, with its value."""
     if flat.lower_is_quadratic:
-        return Phi(lower, value, value, value, 0.0, True) if lower.unique else _over_face(flat, x, lower)
+        return _over_face(flat, x, lower)
     if not thorough:
         return Phi(lower, value, value, value, 0.0, lower.unique)
     if flat.n_y > _LARGE:
@@ -133,7 +144,7 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
 def _tilted(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tilt: np.ndarray) -> ConvexSolution:
     """Solve the lower level with a linear function added to g."""
     g = objective_at(flat, x)
-    tilted = Objective(lambda y: g.value(y) + tilt @ y, lambda y: g.gradient(y) + tilt, g.hessian)
+    tilted = Objective(lambda y: g.value(y) + float(tilt @ y), lambda y: g.gradient(y) + tilt, g.hessian)
     return minimise(tilted, constraints_at(flat, x), lower.y, tolerance=_FINE * np.abs(tilt).max())
 
 
