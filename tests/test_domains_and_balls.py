@@ -7,6 +7,7 @@ import scipy.sparse as sp
 from jax.scipy.special import xlogy
 
 import bilevax as bx
+from bilevax.derivatives import FlatProblem, equilibrated
 
 ENTROPIES = {
     "plain": lambda y: jnp.sum(y * jnp.log(y)),
@@ -170,3 +171,28 @@ def test_an_optimum_where_the_ball_becomes_active(seed):
     solution = bx.solve(problem, random.uniform(0, 4))
     assert solution.success, solution.message
     assert solution.x == pytest.approx(1.0, abs=1e-8)
+
+
+def test_second_derivatives_are_right_entry_by_entry():
+    """A share of 1e-30 has a second derivative of 1e30: it must not hide that another one has changed."""
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum(y), lambda x, y: jnp.sum(y * jnp.log(y)) - x * y[0], y_like=np.zeros(500)
+    )
+    flat = FlatProblem(problem, np.zeros(()), np.zeros(500))
+    y = np.full(500, 0.5)
+    y[0] = 1e-30
+    for share in (0.5, 0.25):
+        y[1] = share
+        assert flat.hessian("lower", "y", "y", np.zeros(1), y).diagonal() == pytest.approx(1 / y, rel=1e-12)
+
+
+def test_natural_units_do_not_depend_on_how_near_a_border_y_is():
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum((y - 0.1) ** 2) + x**2,
+        lambda x, y: jnp.sum(y * jnp.log(y)) - x * y[0],
+        y_set=bx.Simplex(),
+        y_like=np.zeros(3),
+    )
+    flat = FlatProblem(problem, np.zeros(()), np.zeros(3))
+    units = [equilibrated(flat, np.ones(()), y).scales.upper for y in (None, np.array([1e-30, 1e-40, 1.0]))]
+    assert 0.1 <= units[0] / units[1] <= 10

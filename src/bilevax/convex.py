@@ -8,7 +8,7 @@ check is returned as `Outcome.INACCURATE`, never as optimal.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import clarabel
 import numpy as np
@@ -21,6 +21,7 @@ from bilevax.active_set import BASIC, polish, settle
 from bilevax.optimality import (
     Ball,
     Constraints,
+    Domain,
     Local,
     Objective,
     Point,
@@ -82,6 +83,9 @@ class ConvexSolution:
         True when the minimiser is known to be unique; False when it may not be.
     iterations
         Number of quadratic programs solved.
+    domain
+        Which sides of rows are borders of the objective's domain: its gradient there is infinite, so no minimiser lies
+        on them, however close.
     """
 
     y: np.ndarray
@@ -94,6 +98,7 @@ class ConvexSolution:
     complementarity: float = np.inf
     unique: bool = False
     iterations: int = 0
+    domain: Domain = field(default_factory=Domain)
 
     @property
     def residual(self) -> float:
@@ -228,7 +233,7 @@ def _solution(
         outcome = Outcome.NOT_CONVEX
     unique = outcome is Outcome.OPTIMAL and _unique(rows, best)
     return ConvexSolution(
-        best.at.y, multipliers, best.ball_multipliers, outcome, 0.0, *best.residuals, unique, iterations
+        best.at.y, multipliers, best.ball_multipliers, outcome, 0.0, *best.residuals, unique, iterations, rows.domain
     )
 
 

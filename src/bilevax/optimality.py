@@ -131,10 +131,15 @@ def stacked(blocks: list) -> Any:
 
 @dataclass(frozen=True)
 class Domain:
-    """Bounds of single variables at which the objective's gradient is infinite: minimisers stay clear of them."""
+    """Bounds of single variables at which the objective's gradient is infinite: minimisers stay clear of them.
+
+    `rows_below` and `rows_above` are the rows of the problem whose lower and upper sides these bounds are.
+    """
 
     low: np.ndarray = field(default_factory=lambda: np.array(-np.inf))
     high: np.ndarray = field(default_factory=lambda: np.array(np.inf))
+    rows_below: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    rows_above: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
 
     @functools.cached_property
     def bounded(self) -> bool:
@@ -224,10 +229,12 @@ class Rows:
     def with_domain(self, below: np.ndarray, above: np.ndarray) -> Rows:
         """The rows without the lower and upper bounds of some variables, which belong to the domain instead."""
         (low, high), column, single = self.bounds, self.only_column, self.only_column >= 0
-        lower = np.where(single & np.where(self.upward, below[column], above[column]), -np.inf, self.lower)
-        upper = np.where(single & np.where(self.upward, above[column], below[column]), np.inf, self.upper)
+        open_below = single & np.where(self.upward, below[column], above[column])
+        open_above = single & np.where(self.upward, above[column], below[column])
+        lower, upper = np.where(open_below, -np.inf, self.lower), np.where(open_above, np.inf, self.upper)
         keep = np.flatnonzero(np.isfinite(lower) | np.isfinite(upper))
-        domain = Domain(np.where(below, low, -np.inf), np.where(above, high, np.inf))
+        low, high = np.where(below, low, -np.inf), np.where(above, high, np.inf)
+        domain = Domain(low, high, self.kept[open_below], self.kept[open_above])
         return Rows(self.matrix[keep], lower[keep], upper[keep], self.balls, self.kept[keep], self.norms[keep], domain)
 
     @functools.cached_property

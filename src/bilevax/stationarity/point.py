@@ -9,6 +9,7 @@ from scipy.linalg import lapack
 
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
+from bilevax.optimality import own_units
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,21 @@ def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) 
 
 
 def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
-    """Solve [H a'; a 0] s = right to rounding, or return None if the system is not consistent."""
+    """Solve [H a'; a 0] s = right to rounding, or return None if the system is not consistent.
+
+    In the units of the curvatures, which near a border of g's domain differ by many orders of magnitude.
+    """
+    unit = own_units(hessian)
+    along_y = sp.diags(unit)
+    a = sp.csr_matrix(a @ along_y)
+    length = spl.norm(a, axis=1) if a.shape[0] else np.ones(0)
+    units = np.concatenate([unit, 1 / np.where(length > 0, length, 1.0)])
+    a = sp.csr_matrix(sp.diags(units[len(unit) :]) @ a)
+    solution = _solve_scaled(sp.csc_matrix(along_y @ hessian @ along_y), a, (right.T * units).T)
+    return None if solution is None else (solution.T * units).T
+
+
+def _solve_scaled(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
     count, size = a.shape
     if size + count <= 1500 or hessian.nnz > 0.1 * size**2:
         border = a.toarray()

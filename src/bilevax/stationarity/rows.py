@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
@@ -60,6 +61,8 @@ def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRo
     norms = np.where(norms > 0, norms, 1.0)
     a, b = sp.csr_matrix(sp.diags(1 / norms) @ a), sp.csr_matrix(sp.diags(1 / norms) @ b)
     low, high = (np.concatenate(sides) / norms for sides in ((rows.lower, simple.lower), (rows.upper, simple.upper)))
+    # Sides on which no minimiser can lie are none, however close it comes.
+    low[lower.domain.rows_below], high[lower.domain.rows_above] = -np.inf, np.inf
     finite = lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
     gradient = np.abs(flat.gradients("lower", x, lower.y)[1])
     return UnitRows(
@@ -134,7 +137,10 @@ def _merge(
     zero: np.ndarray,
     slack: np.ndarray,
 ) -> ActiveRows:
-    """Merge equal rows into one, and opposite ones into an equality: neither changes the problem."""
+    """Merge equal rows into one, opposite ones into an equality, and drop equalities that follow from others.
+
+    None of it changes the problem.
+    """
     together = sp.csr_matrix(sp.hstack([a, b]))
     together.data = together.data.round(10) + 0.0  # no negative zeros: rows are compared byte by byte
     together.eliminate_zeros()
@@ -158,6 +164,7 @@ def _merge(
             groups[same] = row
             keep.append(row)
     pick = np.array(keep, int)
+    pick = pick[_independent(together[pick], np.array(merged_equality, bool)[pick])]
     equality, multiplier = np.array(merged_equality, bool)[pick], np.array(merged_multiplier, float)[pick]
     return ActiveRows(
         a=a[pick],
@@ -169,6 +176,20 @@ def _merge(
         slack=slack[pick],
         count_before_merging=a.shape[0],
     )
+
+
+def _independent(rows: sp.csr_matrix, equality: np.ndarray) -> np.ndarray:
+    """Return the rows without those equalities that are combinations of others; all where finding out costs much."""
+    kept, index = np.ones(len(equality), bool), np.flatnonzero(equality)
+    if index.size > 1 and index.size**2 * rows.shape[1] <= _MAX_WORK:
+        triangle, order = scipy.linalg.qr(rows[index].T.toarray(), mode="r", pivoting=True)
+        pivots = np.zeros(index.size)
+        pivots[: min(triangle.shape)] = np.abs(np.diag(triangle))
+        kept[index[order[pivots <= 1e-9]]] = False
+    return kept
+
+
+_MAX_WORK = 1_000_000_000
 
 
 def smallest_singular_value(a: sp.csr_matrix) -> float:
