@@ -210,7 +210,8 @@ def certify(
     problem, x
         The problem and the point, in float64 whatever JAX's settings.
     y
-        Somebody's lower-level answer: gives y its structure, starts the exact solve, and is compared with its result.
+        Somebody's lower-level answer: gives y its structure, helps where the exact solve needs a start, and is compared
+        with its result.
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
     time_limit
@@ -221,7 +222,8 @@ def certify(
     with float64():
         point, y_like, guess = validate(problem, x, y)
     with unlimited():  # without units nothing can be measured
-        flat = equilibrated(FlatProblem(problem, point, y_like), point, guess)
+        flat = FlatProblem(problem, point, y_like)
+        flat = equilibrated(flat, point, guess if flat.n_y > _MANY else None)
     x_flat = flat.x_flat(point)
     start = None if guess is None else flat.y_flat(guess)
     with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])), deadline(limit):
@@ -229,7 +231,7 @@ def certify(
 
 
 def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
-    found = in_time(lambda: evaluate(flat, x, start))
+    found = in_time(lambda: _evaluate(flat, x, start))
     phi = Phi(_unsolved(flat, start), np.nan, np.nan, np.nan, np.inf, False) if found is None else found
     lower, solved = phi.lower, phi.solved
     answer = wrap(flat, lower)
@@ -273,6 +275,17 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
         remark=remark,
         complete=complete,
     )
+
+
+_MANY = 2000  # lower-level variables from which a good start is worth more than an answer that does not depend on it
+
+
+def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi:
+    """Return Phi at x; a start for y is used where it is needed, so that the same is proven without it elsewhere."""
+    if start is None or flat.n_y > _MANY:
+        return evaluate(flat, x, start)
+    cold = evaluate(flat, x)
+    return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
 
 
 def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:

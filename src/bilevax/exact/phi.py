@@ -132,7 +132,8 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
                 break
             before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
             moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
-            if width <= _CLOSED or width > _SHRINKING * before:
+            known = width <= _CLOSED and moved <= 0.1 * VALUE_TOLERANCE * (1 + abs(value))
+            if known or width > _SHRINKING * before:
                 break
         error = max(error, moved if np.isfinite(moved) else np.inf)
         closed = closed and width <= max(_CLOSED, _SHRINKING * before if np.isfinite(before) else 0.0)
