@@ -196,3 +196,22 @@ def test_natural_units_do_not_depend_on_how_near_a_border_y_is():
     flat = FlatProblem(problem, np.zeros(()), np.zeros(3))
     units = [equilibrated(flat, np.ones(()), y).scales.upper for y in (None, np.array([1e-30, 1e-40, 1.0]))]
     assert 0.1 <= units[0] / units[1] <= 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ball_as_upper_set_is_met_to_the_last_digits(seed):
+    random = np.random.default_rng(seed)
+    n_x, n_y = int(random.integers(2, 6)), int(random.integers(1, 5))
+    costs, goal = random.standard_normal((n_y, n_x)), 2 * random.standard_normal(n_x)
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum(y**2) + 0.3 * jnp.sum((x - goal) ** 2),
+        lambda x, y: jnp.sum((y - costs @ x) ** 2),
+        coupling=bx.LinearCoupling(
+            random.standard_normal((2, n_y)), random.standard_normal((2, n_x)), upper=random.uniform(0.1, 1.5, 2)
+        ),
+        x_set=bx.Ball(random.choice([0.3, 1.0])),
+        y_like=np.zeros(n_y),
+    )
+    solution = bx.solve(problem, np.zeros(n_x))
+    assert solution.success, solution.message
+    assert solution.certificate.stationarity <= 1e-9

@@ -71,9 +71,8 @@ def solve_qp(
     solved = _dense(program) if dense else _sparse(program)
     if solved is None:
         return None
-    v, pressed = solved[:2]
-    if not len(balls):
-        v = _sharpen(program, pressed, v)
+    v, pressed, *forces = solved
+    v = _sharpen_on_balls(program, pressed, *forces, v) if len(balls) else _sharpen(program, pressed, v)
     return v if program.holds(v, 1e-7) else None
 
 
@@ -249,8 +248,8 @@ def _reach(value: np.ndarray, step: np.ndarray) -> float:
     return min(1.0, float(np.min(-value[shrinking] / step[shrinking], initial=1.0)))
 
 
-def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Clarabel, for sparse programs and balls: the minimiser, the sides on which rows press, their multipliers."""
+def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Clarabel, for sparse programs and balls: the minimiser, the sides on which rows press, all multipliers."""
     hessian, gradient, matrix = program.hessian, program.gradient, sp.csr_matrix(program.matrix)
     lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
     picked = matrix[np.concatenate([np.flatnonzero(part) for part in (equal, above, below)])]
@@ -285,10 +284,13 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray] | No
     force = np.array(answer.z)
     _, pressed_above, pressed_below, _ = np.split(force > np.array(answer.s), cuts)
     multipliers = np.zeros(len(lower))
-    multipliers[equal], force_above, force_below, _ = np.split(force, cuts)
+    multipliers[equal], force_above, force_below, force_balls = np.split(force, cuts)
     multipliers[above] += force_above
     multipliers[below] -= force_below
-    return v, program.sides(pressed_above, pressed_below), multipliers
+    # A ball's part of the dual starts with the length of its force.
+    heads = np.cumsum([0, *(1 + len(ball.index) for ball in program.balls)])[:-1]
+    of_balls = np.array([force_balls[head] / ball.radius for head, ball in zip(heads, program.balls, strict=True)])
+    return v, program.sides(pressed_above, pressed_below), multipliers, of_balls
 
 
 def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -310,6 +312,58 @@ def _sharpen(program: _Program, pressed: np.ndarray, v: np.ndarray) -> np.ndarra
     sharp, force = np.split(solution, [len(v)])
     wrong_sign = np.any(force * pressed[active] < -1e-8)
     return v if wrong_sign or not program.holds(sharp, 1e-10) else sharp
+
+
+def _sharpen_on_balls(
+    program: _Program, pressed: np.ndarray, multipliers: np.ndarray, of_balls: np.ndarray, v: np.ndarray
+) -> np.ndarray:
+    """Newton's method with the pressed rows and balls as equations; keep the result if its signs and rows are right.
+
+    ``of_balls`` are the multipliers of ``(|v - center|^2 - radius^2) / 2``. An interior point's objective is right to
+    1e-11, which leaves its minimiser to 1e-6.
+    """
+    active, rough = program.equal | (pressed != 0), v
+    if active.sum() + len(v) > 1000:
+        return v
+    gaps = lambda v: np.array([np.linalg.norm(v[b.index] - b.center) - b.radius for b in program.balls])
+    radii = np.array([ball.radius for ball in program.balls])
+    touched = (of_balls * radii > -gaps(v)) & (of_balls > 0)
+    balls = [ball for ball, touches in zip(program.balls, touched, strict=True) if touches]
+    rows = program.matrix[active]
+    rows = rows.toarray() if sp.issparse(rows) else rows
+    hessian = program.hessian.toarray() if sp.issparse(program.hessian) else np.asarray(program.hessian)
+    level = np.where(pressed < 0, program.lower, program.upper)[active]
+    force, weight = multipliers[active], of_balls[touched]
+    for _ in range(_MAX_SHARPENING):
+        normals = np.zeros((len(balls), len(v)))
+        bent = hessian.copy()
+        for normal, ball, part in zip(normals, balls, weight, strict=True):
+            normal[ball.index] = v[ball.index] - ball.center
+            bent[ball.index, ball.index] += part
+        held = np.vstack([rows, normals])
+        off = gaps(v)[touched]
+        right = -np.concatenate(
+            [
+                hessian @ v + program.gradient + held.T @ np.concatenate([force, weight]),
+                rows @ v - level,
+                off * (radii[touched] + 0.5 * off),
+            ]
+        )
+        system = np.block([[bent, held.T], [held, np.zeros((len(held), len(held)))]])
+        if not np.isfinite(system).all():
+            return rough
+        step = np.linalg.lstsq(system, right, rcond=1e-14)[0]
+        along, of_rows, of_weights = np.split(step, [len(v), len(v) + len(force)])
+        v, force, weight = v + along, force + of_rows, weight + of_weights
+        if np.abs(along).max(initial=0.0) <= 1e-15 * (1 + np.abs(v).max(initial=0.0)):
+            break
+    inside = np.all(gaps(v) <= 1e-12 * (1 + radii)) and program.holds(v, 1e-10)
+    signed = np.all(force * pressed[active] >= -1e-8) and np.all(weight >= 0)
+    near = np.abs(v - rough).max(initial=0.0) <= 1e-3 * (1 + np.abs(rough).max(initial=0.0))
+    return v if inside and signed and near else rough
+
+
+_MAX_SHARPENING = 8
 
 
 class UpperSet:
