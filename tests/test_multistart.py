@@ -1,9 +1,13 @@
 """Many starts, one ranked list."""
 
+import dataclasses
+import time
+
 import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.multistart import Multistart, _ranked
 from bilevax.problems.toy import LOCAL_MINIMA, toy
 
 
@@ -46,6 +50,39 @@ def test_shape_of_x_unknown():
     problem = bx.BilevelProblem(lambda x, y: x**2, lambda x, y: (y - x) ** 2, y_like=np.zeros(()))
     with pytest.raises(ValueError, match="shape of x is unknown"):
         bx.multistart(problem, 3)
+
+
+def test_answers_are_ranked_by_proven_value_and_show_their_status():
+    """A proven 5 that is not proven stationary is worth more than a success of 7, and less than nothing unproven."""
+    success = bx.solve(toy(), 0.98)
+
+    def answer(value, status, **certificate):
+        judged = dataclasses.replace(success.certificate, value=value, **certificate)
+        return dataclasses.replace(
+            success, value=value, status=status, success=status is bx.Status.CONVERGED, certificate=judged
+        )
+
+    stalled = answer(5.0, bx.Status.STALLED, stationarity=1.0)
+    outside = answer(1.0, bx.Status.STALLED, x_infeasibility=1e-3)
+    unsolved = answer(np.nan, bx.Status.TIME_LIMIT, failure=bx.Status.TIME_LIMIT)
+    twin = answer(5.0 + 1e-9, bx.Status.CONVERGED)
+    seven = answer(7.0, bx.Status.CONVERGED)
+    assert _ranked([seven, unsolved, outside, stalled]) == [3, 0, 2, 1]
+    assert _ranked([stalled, seven, twin]) == [2, 0, 1]
+    found = Multistart((stalled, seven), np.array([1, 0, 1]))
+    assert found.best is stalled
+    assert [line.split()[:2] for line in str(found).splitlines()[1:]] == [["5", "stalled"], ["7", "converged"]]
+
+
+@pytest.mark.parametrize("solver", [None, bx.SFLCB()], ids=["default", "SFLCB"])
+def test_a_time_limit_is_reported_as_such(solver):
+    began = time.monotonic()
+    found = bx.multistart(
+        toy(), np.array([0.1, 1.0]), solver=solver, rtol=0.0, atol=0.0, max_steps=10**9, time_limit=1e-3
+    )
+    assert time.monotonic() - began < 30
+    assert bx.Status.TIME_LIMIT in found.statuses
+    assert bx.Status.MAX_STEPS not in found.statuses
 
 
 def test_time_limit_leaves_later_starts_out():

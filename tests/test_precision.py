@@ -19,7 +19,7 @@ import jax, jax.numpy as jnp, numpy as np
 import matplotlib; matplotlib.use("Agg")
 import bilevax as bx
 from bilevax import plot, reformulation
-from bilevax.hyperobjective import Hyperobjective
+from bilevax.exact.hyperobjective import Hyperobjective
 warnings.filterwarnings("error", message=".*float64.*")  # a truncation that nobody asked for
 
 random = np.random.default_rng(0)

@@ -12,6 +12,7 @@ import scipy.optimize
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
+from bilevax import _deadline
 from bilevax.optimality import SMALL, Local, Point, Rows, measure, nearly_full, own_units, stacked
 
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
@@ -101,6 +102,7 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
     ball_multipliers = np.where(balls, point.ball_multipliers, 0.0)
     at, best, error, stalled, seen = point.at, point, point.error, 0, set()
     for iteration in range(_MOST_DAMPED if rows.domain.bounded else 30 if small else 10):
+        _deadline.check()
         if not np.all(np.isfinite(at.hessian.data)):
             break
         held, held_balls = np.flatnonzero(side), np.flatnonzero(balls)
@@ -318,6 +320,7 @@ def _nonnegative(matrix: np.ndarray, right: np.ndarray) -> np.ndarray | None:
     """Nonnegative least squares: plain ones, wrong signs let go, where those satisfy its conditions."""
     used = np.arange(matrix.shape[1])
     while 0 < used.size <= len(right):
+        _deadline.check()
         orthogonal, triangle = scipy.linalg.qr(matrix[:, used], mode="economic", check_finite=False)
         if scipy.linalg.lapack.dtrcon(triangle)[0] < 1e-10:
             break

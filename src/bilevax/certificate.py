@@ -1,17 +1,20 @@
 """`certify`: the lower level solved exactly at x, and what follows from it. The judge of every answer."""
 
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax import _deadline
+from bilevax._deadline import deadline, in_time, unlimited
 from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.challenge import Challenge, Descent, challenge
 from bilevax.convex import ConvexSolution, Outcome
 from bilevax.convexity import Evidence, LowerConvexity, lower_convexity
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.derivatives import FlatProblem, Level, equilibrated
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
@@ -80,6 +83,8 @@ class Certificate:
         Why nothing can be proven at x, or None.
     remark
         More about that: the kink that makes an objective nonsmooth, the point where g is not convex.
+    complete
+        Whether everything was measured to its end, within the time there was.
     """
 
     value: float
@@ -109,7 +114,8 @@ class Certificate:
     y_error: float | None
     lower_convexity: Evidence
     failure: Status | None
-    remark: str
+    remark: str = ""
+    complete: bool = True
 
     def confirms(self, rtol: float) -> bool:
         """Return whether x is proven feasible (1e-7), lower-level optimal (1e-7) and stationary (rtol).
@@ -136,8 +142,22 @@ class Certificate:
             f"Phi has a slope of {self.stationarity:.2g} left": not self.stationarity <= rtol,
             f"x would have to move by {self.radius:.2g} of its natural unit": not self.radius <= rtol,
             "a point next to x has a smaller Phi": self.descent is not None,
+            "there was no time to measure everything": not self.complete,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    @property
+    def proves_value(self) -> bool:
+        """Whether x is proven feasible and y lower-level optimal (1e-7), whatever is known of stationarity."""
+        accuracy = max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity)
+        return bool(
+            self.failure is None
+            and self.lower_feasible
+            and np.isfinite(self.value)
+            and accuracy <= LOWER_TOLERANCE
+            and self.x_infeasibility <= LOWER_TOLERANCE
+            and self.value_error <= VALUE_TOLERANCE * (self.value_unit + abs(self.value))
+        )
 
     def __str__(self) -> str:
         gap = "not measured" if self.penalty_gap is None else f"{self.penalty_gap:.3g} at delta {self.delta:g}"
@@ -180,7 +200,9 @@ class Certificate:
         return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in lines)
 
 
-def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any = None) -> Certificate:
+def certify(
+    problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any = None, time_limit: float | None = None
+) -> Certificate:
     """Check anybody's answer: solve the lower level at x exactly and measure what can be proven.
 
     Parameters
@@ -188,28 +210,39 @@ def certify(problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any 
     problem, x
         The problem and the point, in float64 whatever JAX's settings.
     y
-        Somebody's lower-level answer: gives y its structure, starts the exact solve, and is compared with its result.
+        Somebody's lower-level answer: gives y its structure, helps where the exact solve needs a start, and is compared
+        with its result.
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
+    time_limit
+        Seconds after which what is known by then is returned: a certificate that is weaker, not ``complete``, and
+        confirms nothing that it has not proven.
     """
+    limit = np.inf if time_limit is None else time.monotonic() + time_limit
     with float64():
         point, y_like, guess = validate(problem, x, y)
-    flat = equilibrated(FlatProblem(problem, point, y_like), point, guess)
+    with unlimited():  # without units nothing can be measured
+        flat = FlatProblem(problem, point, y_like)
+        flat = equilibrated(flat, point, guess if flat.n_y > _MANY else None)
     x_flat = flat.x_flat(point)
     start = None if guess is None else flat.y_flat(guess)
-    with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
+    with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])), deadline(limit):
         return _certify(flat, x_flat, start, None if delta is None else float(delta))
 
 
 def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
-    phi = evaluate(flat, x, start)
+    found = in_time(lambda: _evaluate(flat, x, start))
+    phi = Phi(_unsolved(flat, start), np.nan, np.nan, np.nan, np.inf, False) if found is None else found
     lower, solved = phi.lower, phi.solved
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
-    quality = measure(flat, x, lower) if solved else _NOTHING
-    tried, lowest = challenge(flat, x, phi, quality) if solved else Challenge(0, None)
-    convexity = lower_convexity(flat, x, lower.y) if feasible else LowerConvexity("unknown")
-    failure, remark = _failure(flat, phi, convexity)
+    quality = (in_time(lambda: measure(flat, x, lower)) or _TOO_LATE) if solved else _NOTHING
+    tried, lowest = (in_time(lambda: challenge(flat, x, phi, quality)) if solved else None) or Challenge(0, None)
+    convexity = (in_time(lambda: lower_convexity(flat, x, lower.y)) if feasible else None) or LowerConvexity("unknown")
+    gap = in_time(lambda: _penalty_gap(flat, x, lower, phi.value, delta)) if solved and delta is not None else None
+    missing = lower.infeasibility if feasible else in_time(lambda: smallest_relaxation_at(flat, x))
+    complete = _deadline.remaining() > 0
+    failure, remark = (Status.TIME_LIMIT, "") if found is None else _failure(flat, phi, convexity)
     unit = flat.scales.upper
     return Certificate(
         value=phi.value / unit,
@@ -217,7 +250,7 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
         multipliers=answer.multipliers,
         lower_feasible=feasible,
         lower_stationarity=lower.stationarity,
-        lower_infeasibility=lower.infeasibility if feasible else smallest_relaxation_at(flat, x),
+        lower_infeasibility=np.inf if missing is None else missing,
         lower_complementarity=lower.complementarity,
         lower_unique=phi.unique,
         value_range=(phi.low / unit, phi.high / unit),
@@ -234,18 +267,30 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
         smallest_singular_value=quality.smallest_singular_value,
         strict_complementarity=quality.strict_complementarity,
         complementarity_margin=quality.complementarity_margin,
-        penalty_gap=_penalty_gap(flat, x, lower, phi.value, delta) if solved and delta is not None else None,
+        penalty_gap=gap,
         delta=delta,
         y_error=None if start is None else float(np.abs((start - lower.y) * flat.scales.y).max(initial=0.0)),
         lower_convexity=convexity.evidence,
         failure=failure,
         remark=remark,
+        complete=complete,
     )
+
+
+_MANY = 2000  # lower-level variables from which a good start is worth more than an answer that does not depend on it
+
+
+def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi:
+    """Return Phi at x; a start for y is used where it is needed, so that the same is proven without it elsewhere."""
+    if start is None or flat.n_y > _MANY:
+        return evaluate(flat, x, start)
+    cold = evaluate(flat, x)
+    return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
 
 
 def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:
     """Return why nothing can be proven at x, and more about that."""
-    names = {"upper": "the upper objective", "lower": "the lower objective"}
+    names: dict[Level, str] = {"upper": "the upper objective", "lower": "the lower objective"}
     for level, name in names.items():
         if kinks := flat.properties(level).refused:
             return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
@@ -270,6 +315,14 @@ _NOTHING = Stationarity(
     strict_complementarity=False,
     complementarity_margin=np.nan,
 )
+_TOO_LATE = dataclasses.replace(_NOTHING, test="none: out of time")
+
+
+def _unsolved(flat: FlatProblem, start: np.ndarray | None) -> ConvexSolution:
+    """Return what is known of a lower level that there was no time to solve: nothing but where to start."""
+    rows, balls = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0], len(flat.y_rows.balls)
+    y = np.zeros(flat.n_y) if start is None else start
+    return ConvexSolution(y, np.zeros(rows), np.zeros(balls), Outcome.INACCURATE)
 
 
 def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:

@@ -6,6 +6,7 @@ A point next to x with a Phi that is smaller by more than the stated slope and r
 derivatives say.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from jaxtyping import PyTree
 from scipy.optimize import nnls
 
 from bilevax import _deadline
+from bilevax._deadline import in_time
 from bilevax.convex import Constraints, Objective, minimise
 from bilevax.derivatives import FlatProblem, equilibrated
 from bilevax.exact.phi import Phi, evaluate
@@ -24,7 +26,7 @@ from bilevax.sets import SetRows
 from bilevax.stationarity import Stationarity
 
 _STEEPEST = (1e-6, 1e-4, 1e-2)  # distances, in natural units, along the steepest directions
-_COORDINATES = (1e-3,)
+_COORDINATES = (1e-4, 1e-2)  # along coordinates; the middle of them where there are more than three
 _RANDOM = (1e-5, 1e-2)
 _MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
 _RANDOM_DIRECTIONS = 3
@@ -61,7 +63,9 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
             continue
         if _deadline.remaining() <= 0:
             break
-        there = evaluate(flat, trial, here.lower.y, thorough=False)
+        there = in_time(functools.partial(evaluate, flat, trial, here.lower.y, thorough=False))
+        if there is None:
+            break  # what was found before counts
         tried += 1
         if not there.solved:
             continue
@@ -82,7 +86,7 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
     count = len(x)
     chosen = np.arange(count) if count <= _MOST_COORDINATES else random.choice(count, _MOST_COORDINATES, replace=False)
     for entry in chosen:
-        for distance in _COORDINATES:
+        for distance in _COORDINATES if count <= 3 else (1e-3,):
             for sign in (1.0, -1.0):
                 trial = x.copy()
                 trial[entry] += sign * distance

@@ -16,6 +16,7 @@ import scipy.linalg
 import scipy.optimize
 import scipy.sparse as sparse
 
+from bilevax._programs import conic, linprog
 from bilevax.active_set import BASIC, polish, settle
 from bilevax.optimality import (
     Ball,
@@ -201,7 +202,7 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
         above, below = np.isfinite(rows.upper), np.isfinite(rows.lower)
         matrix = sparse.vstack([rows.matrix[above], -rows.matrix[below]])
         side = np.concatenate([rows.upper[above], -rows.lower[below]])
-        answer = scipy.optimize.linprog(cost, matrix, side, bounds=(None, None), method="highs", options=options)
+        answer = linprog(cost, matrix, side, bounds=(None, None), method="highs", options=options)
         status, point = {0: _Status.SOLVED, 2: _Status.INFEASIBLE}.get(answer.status), answer.x
     if status is None:
         flat = sparse.csc_matrix((size + 1, size + 1))
@@ -407,9 +408,7 @@ class _Program:
             settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
             weight = (proximal + extra) * max(largest / scale, 1.0)
             quadratic = hessian + weight * sparse.eye_array(y.size, format="csc") if weight else hessian
-            answer = clarabel.DefaultSolver(
-                quadratic, gradient / scale, sparse.csc_matrix(matrix), side, self.cones, settings
-            ).solve()
+            answer = conic(quadratic, gradient / scale, sparse.csc_matrix(matrix), side, self.cones, settings=settings)
             step = self._step(_STATUS.get(str(answer.status), _Status.ROUGH), answer, scale, unit)
             # What stalls far from feasibility is most likely infeasible: measuring that is quicker than trying again.
             if step.status is not _Status.ROUGH or rows.infeasibility(y + step.direction) > 1e-7 + 2 * room:
@@ -552,7 +551,7 @@ def _descends_forever(rows: Rows, at: Local) -> bool:
     # Curvature that has died out on the way here no longer stops a ray.
     curved = at.hessian.multiply(abs(at.hessian) * (1 + np.max(abs(at.y))) > 1e-9 * steepest)
     matrix = stacked([rows.matrix[np.isfinite(rows.upper)], -rows.matrix[np.isfinite(rows.lower)], curved, -curved])
-    answer = scipy.optimize.linprog(
+    answer = linprog(
         at.gradient / steepest,
         matrix,
         np.zeros(matrix.shape[0]),

@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
-from scipy.optimize import linprog
 
+from bilevax._programs import linprog
 from bilevax.analysis import prove_by_hessian
 from bilevax.derivatives import FlatProblem
 from bilevax.exact.lower import constraints_at

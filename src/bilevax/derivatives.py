@@ -5,6 +5,7 @@ the same shape, compiles nothing. `FlatProblem.in_units` is the same problem in 
 natural ones, in which search and certificate work.
 """
 
+import contextlib
 import copy
 import functools
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import PyTree
 
-from bilevax import _trees
+from bilevax import _deadline, _trees
 from bilevax._precision import float64
 from bilevax.analysis import FunctionProperties, analyse_objective
 from bilevax.convex import Objective
@@ -191,7 +192,7 @@ class FlatProblem:
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
-        with float64():
+        with _evaluation():
             return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
 
     def _user(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +205,7 @@ class FlatProblem:
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
-        with float64():
+        with _evaluation():
             value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, *self._user(x, y))
         unit, scales = self.unit(level), self.scales
         return unit * float(value), unit * scales.x * np.asarray(along_x), unit * scales.y * np.asarray(along_y)
@@ -223,7 +224,7 @@ class FlatProblem:
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
         probes, scales = (of_y.probe(), of_x.probe()), self.scales
         along = probes[0] * scales.y, probes[1] * scales.x
-        with float64():
+        with _evaluation():
             found = self._kernels.lower(self._numbers, *self._user(x, y), *along)
         gradient, *images = (scales.lower * scales.y * np.asarray(part) for part in found)
         return LowerDerivatives(
@@ -237,7 +238,7 @@ class FlatProblem:
         both = np.concatenate([self.scales.x, self.scales.y])
 
         def products(directions: np.ndarray) -> np.ndarray:
-            with float64():
+            with _evaluation():
                 images = self._kernels.upper_curvature(self._numbers, *self._user(x, y), directions * both)
             return self.scales.upper * both * np.asarray(images)
 
@@ -260,7 +261,7 @@ class FlatProblem:
 
         def products(directions: np.ndarray) -> np.ndarray:
             kernel = self._kernels.products[level, of, by]
-            with float64():
+            with _evaluation():
                 images = kernel(self._numbers, *self._user(x, y), directions * scale[by])
             return self.unit(level) * scale[of] * np.asarray(images)
 
@@ -306,7 +307,7 @@ class FlatProblem:
         both = np.concatenate([scales.x, scales.y])
         # The kernel adds f and the derivative of g along the adjoint in the user's units: f's unit goes in front.
         along = adjoint * scales.y * (scales.lower / scales.upper)
-        with float64():
+        with _evaluation():
             images = self._kernels.curvature(self._numbers, *self._user(x, y), along, directions * both)
         return scales.upper * both * np.asarray(images)
 
@@ -528,6 +529,12 @@ def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
 def _map(product: Callable[[Any], Any], directions: Any) -> Any:
     """Apply to each direction, in batches: memory stays bounded where there are many."""
     return jax.lax.map(product, directions, batch_size=64)
+
+
+def _evaluation() -> contextlib.AbstractContextManager[Any]:
+    """Return the context of an evaluation in float64, unless the time is up: whoever evaluates looks at the clock."""
+    _deadline.check()
+    return float64()
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

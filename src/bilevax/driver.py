@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax import _trees
-from bilevax._deadline import OutOfTime, deadline
+from bilevax._deadline import OutOfTime, deadline, in_time
 from bilevax._precision import float64
 from bilevax.certificate import Certificate, certify
 from bilevax.challenge import falls_forever
@@ -108,7 +108,8 @@ def solve(
     rtol, atol
         Tolerances of the solver's stopping test; the certificate's stationarity has to be at most ``rtol``.
     max_steps, time_limit
-        Limits: steps (the solver's own default when absent) and seconds.
+        Limits: steps (the solver's own default when absent) and seconds of the search. The certificate takes at most
+        a tenth of that more, a second at least, and else says that it is not ``complete``.
     callback
         Called between chunks with a `Progress`; returning True stops the run.
     progress
@@ -161,9 +162,11 @@ def solve(
         else:
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
-            ending, certificate = certified(problem, method, ending)
-        if not certificate.confirms(rtol) and falls_forever(problem, ending.x, certificate.y, x):
-            ending = ending._replace(failure=Status.UNBOUNDED)
+            ending, certificate = _judged(problem, method, ending, watch)
+        if not certificate.confirms(rtol) and watch.ended is not Status.TIME_LIMIT:
+            with deadline(watch.ends + watch.grace):
+                if in_time(lambda: falls_forever(problem, ending.x, certificate.y, x)):
+                    ending = ending._replace(failure=Status.UNBOUNDED)
         solution = conclude(method, ending, certificate, watch, rtol)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
@@ -185,23 +188,38 @@ def run(
     It runs in the precision of x0 under JAX's current settings, and may be transformed by ``jit`` and ``vmap``. The
     lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
     """
-    dtype = jnp.result_type(float)
     if isinstance(chosen(solver), HostSolver):
         raise ValueError(
             f"solver: run expects a compiled solver such as SFLCB(...), got {type(chosen(solver)).__name__}, "
             "which works on the host: use solve(...)."
         )
-    x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
-    solver.check(problem, x, y_like)
-    placed, method = place(problem, dtype), place_solver(solver, dtype)
-    x = placed.x_set.project(x)
-    if y is None:
-        y = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), y_like)
     limit = solver.default_max_steps if max_steps is None else max_steps
+    begin, advance = parts_of_run(problem, y0, solver, rtol, atol)
+    return shown(problem, solver, advance(begin(x0), jnp.asarray(limit)))
+
+
+def parts_of_run(
+    problem: BilevelProblem, y0: PyTree, solver: AbstractSolver, rtol: float, atol: float
+) -> tuple[Callable[[PyTree], _Loop], Callable[[_Loop, Any], _Loop]]:
+    """Return the two pure functions that `run` is made of: from x0 to where a run begins, and on to so many steps."""
+    dtype = jnp.result_type(float)
+    placed, method = place(problem, dtype), place_solver(solver, dtype)
     tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
-    loop = _first(placed, method, x, placed.y_set.project(y), *tolerances)
-    loop = _advance(placed, method, loop, jnp.asarray(limit), *tolerances)
-    point = method.iterate(loop.state)
+
+    def begin(x0: PyTree) -> _Loop:
+        x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
+        solver.check(problem, x, y_like)
+        x = placed.x_set.project(x)
+        if y is None:
+            y = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), y_like)
+        return _first(placed, method, x, placed.y_set.project(y), *tolerances)
+
+    return begin, lambda loop, limit: _advance(placed, method, loop, limit, *tolerances)
+
+
+def shown(problem: BilevelProblem, solver: AbstractSolver, loop: _Loop) -> RunResult:
+    """Return what `run` shows of where it has come to."""
+    point = solver.iterate(loop.state)
     return RunResult(
         x=point.x,
         y=point.y,
@@ -257,13 +275,12 @@ def _advance(problem: BilevelProblem, solver: AbstractSolver, loop: _Loop, limit
 
 
 def _start(
-    problem: BilevelProblem,
     placed: BilevelProblem,
     solver: AbstractSolver,
     x: PyTree,
-    y_like: PyTree,
     y: PyTree | None,
     warm_start: Any,
+    y_like: PyTree,
     rtol: Array,
     atol: Array,
     dtype: Any,
@@ -278,9 +295,7 @@ def _start(
                 "warm_start: expected a Solution of the same solver and of a problem with the same shapes."
             )
         return _look(placed, solver, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), state), rtol, atol)
-    if y is None:
-        exact = solve_lower_level(problem, x, y_like)
-        y = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), exact.y)
+    y = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), y)
     return _first(placed, solver, x, placed.y_set.project(y), rtol, atol)
 
 
@@ -305,6 +320,21 @@ class Watch:
         self.records: list[dict[str, Any]] = []
         self.ended: Status | None = None
         self._shown = -np.inf
+
+    @property
+    def ends(self) -> float:
+        """When the search has to end, in the seconds of ``time.monotonic``."""
+        return np.inf if self.time_limit is None else self.began + self.time_limit
+
+    @property
+    def last_call(self) -> float:
+        """When a certificate has to that begins now: a tenth of the time limit later than that, a second at least."""
+        return max(self.ends, time.monotonic()) + self.grace
+
+    @property
+    def grace(self) -> float:
+        """What comes after the search may take, in seconds."""
+        return max(1.0, 0.1 * (self.time_limit or 0.0))
 
     @property
     def attentive(self) -> bool:
@@ -398,7 +428,12 @@ def _iterate(
     placed, method = place(problem, dtype), place_solver(solver, dtype)
     # As arrays they are traced: another tolerance or limit compiles nothing.
     tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
-    loop = _start(problem, placed, method, placed.x_set.project(x), y_like, y, warm_start, *tolerances, dtype)
+    inside = placed.x_set.project(x)
+    if y is None and warm_start is None:
+        with deadline(watch.ends):
+            exact = in_time(lambda: solve_lower_level(problem, inside, y_like))
+        y = _trees.zeros(y_like) if exact is None else exact.y
+    loop = _start(placed, method, inside, y, warm_start, y_like, *tolerances, dtype)
     if resume is not None:
         stored = resume.load_like(loop)
         # The tolerances may be new ones: only the test is done again, the rest of the run's record stays.
@@ -411,11 +446,7 @@ def _iterate(
             loop = jax.block_until_ready(_advance(placed, method, loop, jnp.asarray(stop), *tolerances))
             if checkpoint is not None:
                 checkpoint.save(jax.tree.leaves(loop))
-            taken = time.monotonic() - tick
-            if taken < 0.1:
-                chunk *= 2
-            elif taken > 0.5:
-                chunk = max(method.check_every, chunk // 4 * 2 // method.check_every * method.check_every)
+            chunk = next_chunk(chunk, time.monotonic() - tick, method.check_every)
     except KeyboardInterrupt:
         watch.ended = Status.INTERRUPTED
     watch.close()
@@ -428,6 +459,13 @@ def _iterate(
         failure=Status.DIVERGED if bool(loop.diverged) else None,
         state=jax.tree.map(np.asarray, loop.state),
     )
+
+
+def next_chunk(chunk: int, taken: float, block: int) -> int:
+    """Return of how many steps, in whole blocks, the next chunk is to take about a quarter of a second."""
+    if taken < 0.1:
+        return 2 * chunk
+    return max(block, chunk // 4 * 2 // block * block) if taken > 0.5 else chunk
 
 
 def search(
@@ -469,7 +507,7 @@ def search(
         steps = solver.search(flat, *guess, diary)
     keep(diary.contents)
     try:
-        with deadline(np.inf if watch.time_limit is None else watch.began + watch.time_limit):
+        with deadline(watch.ends):
             for last in steps if resume is None else resume.going_on(steps):
                 count += 1
                 if best is None or last.replaces(best):
@@ -525,19 +563,27 @@ def certified(
         y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), y)
         return certify(problem, x, y, delta=getattr(solver, "delta", None))
 
-    later = ending.later() if ending.exact else None
+    later = in_time(ending.later) if ending.exact else None
     ending = ending if later is None else ending._replace(x=later[0], y=later[1])
     certificate = judge(ending.x, ending.y)
-    if certificate.failure is Status.LOWER_INFEASIBLE and (later := ending.later()) is not None:
+    if certificate.failure is Status.LOWER_INFEASIBLE and (later := in_time(ending.later)) is not None:
         ending = ending._replace(x=later[0], y=later[1])
         certificate = judge(*later)
     if np.isnan(certificate.value):
         flat = FlatProblem(problem, ending.x, certificate.y)
         x, y = _trees.flatten_host(ending.x), _trees.flatten_host(certificate.y)
-        numbers = [flat.value_and_gradients(level, x, y) for level in ("upper", "lower")]
-        if not all(np.isfinite(part).all() for level in numbers for part in level):
+        numbers = in_time(lambda: [flat.value_and_gradients(level, x, y) for level in ("upper", "lower")])
+        if not all(np.isfinite(part).all() for level in numbers or () for part in level):
             ending = ending._replace(failure=Status.NOT_A_NUMBER)
     return ending, certificate
+
+
+def _judged(
+    problem: BilevelProblem, solver: AbstractSolver | HostSolver, ending: Ending, watch: "Watch"
+) -> tuple[Ending, Certificate]:
+    """Return `certified` in the time that a certificate has."""
+    with deadline(watch.last_call):
+        return certified(problem, solver, ending)
 
 
 def _pursued(
@@ -549,15 +595,16 @@ def _pursued(
     checkpoint: Checkpoint | None,
 ) -> tuple[Ending, Certificate]:
     """Return an ending and its certificate; where the challenge found a better point, the search goes on from there."""
-    ending, certificate = certified(problem, solver, ending)
+    ending, certificate = _judged(problem, solver, ending, watch)
     for _ in range(_MOST_PURSUITS if solver.keeps_diary else 0):
-        if certificate.descent is None or certificate.failure is not None or watch.ended is not None:
+        over = watch.ended is not None or time.monotonic() >= watch.ends
+        if certificate.descent is None or certificate.failure is not None or over:
             break
         y_like = _trees.shapes(certificate.y)
         further = search(
             problem, solver, certificate.descent.x, y_like, certificate.y, None, rtol, watch, checkpoint
         )._replace(steps=ending.steps)
-        found = certified(problem, solver, further)
+        found = _judged(problem, solver, further, watch)
         if not found[1].value < certificate.value:
             break
         ending, certificate = found
@@ -615,6 +662,8 @@ def _status(ending: Ending, ended: Status | None, certificate: Certificate, rtol
         return ending.failure
     if certificate.failure is not None:
         return certificate.failure
+    if not (certificate.complete or certificate.confirms(rtol)):
+        return Status.TIME_LIMIT
     # A search that saw no further progress may have arrived without noticing: that is for the certificate to tell.
     if ending.converged or ending.failure is Status.STALLED:
         if certificate.confirms(rtol):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,21 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._deadline import deadline
 from bilevax._precision import float64
 from bilevax.coupling import LinearCoupling
-from bilevax.driver import Ending, Watch, certified, check_arguments, chosen, conclude, run, search
+from bilevax.driver import (
+    Ending,
+    Watch,
+    certified,
+    check_arguments,
+    chosen,
+    conclude,
+    next_chunk,
+    parts_of_run,
+    search,
+    shown,
+)
 from bilevax.problem import BilevelProblem, refuse_tracers, validate
 from bilevax.solution import Solution, Status
 from bilevax.solvers.base import AbstractSolver, HostSolver
@@ -25,7 +37,8 @@ class Multistart:
     Attributes
     ----------
     solutions
-        One certified `Solution` for each distinct answer: successes first, each group by value.
+        One certified `Solution` for each distinct answer, by value: those first whose value is proven by an exact lower
+        level, whether or not they are proven stationary. Of equal values (1e-6) a success comes first.
     answer_of
         For each start, the index in ``solutions`` of the answer it led to.
     """
@@ -35,7 +48,7 @@ class Multistart:
 
     @property
     def best(self) -> Solution:
-        """The success of least value; without any success, the best of the others."""
+        """The answer of least proven value; its ``status`` tells whether it is proven stationary, too."""
         return self.solutions[0]
 
     @property
@@ -82,7 +95,8 @@ def multistart(
         The default or another search on the host, start after start with everything compiled once; or a compiled
         solver such as ``SFLCB(...)``, all starts in one program.
     time_limit
-        Seconds for all starts together; starts not reached by then are left out, but for the first.
+        Seconds for all starts together; starts not reached by then are left out, but for the first. The certificates,
+        together, take at most a tenth of that more, a second at least.
     y0, rtol, atol, max_steps
         As in `solve`, for each start.
     """
@@ -90,20 +104,41 @@ def multistart(
     check_arguments(rtol, atol, max_steps, time_limit)
     method = chosen(solver)
     points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
-    endings = (
-        _one_by_one(problem, points, y0, method, rtol, max_steps, time_limit, began)
-        if isinstance(method, HostSolver)
-        else _all_at_once(problem, points, y0, method, rtol, atol, max_steps)
-    )
-    merged, answer_of = _merge(endings)
-    solutions = []
-    for ending in merged:
-        watch = Watch(began, method.default_max_steps if max_steps is None else max_steps, None, None, False)
-        watch.ended = None if ending.converged or ending.failure else Status.MAX_STEPS
-        solutions.append(conclude(method, *certified(problem, method, ending), watch, rtol))
-    order = sorted(range(len(solutions)), key=lambda i: (not solutions[i].success, _rank(solutions[i].value)))
+    limit = method.default_max_steps if max_steps is None else int(max_steps)
+    new_watch = lambda: Watch(began, limit, time_limit, None, False)
+    with float64():
+        endings = (
+            _one_by_one(problem, points, y0, method, rtol, new_watch)
+            if isinstance(method, HostSolver)
+            else _all_at_once(problem, points, y0, method, rtol, atol, new_watch())
+        )
+        merged, answer_of = _merge(endings)
+        solutions, last_call = [], new_watch().last_call
+        for number, (ending, watch) in enumerate(merged):
+            now = time.monotonic()
+            with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
+                judged = certified(problem, method, ending)
+            solutions.append(conclude(method, *judged, watch, rtol))
+    order = _ranked(solutions)
     position = np.argsort(order)
     return Multistart(tuple(solutions[i] for i in order), position[answer_of])
+
+
+def _ranked(solutions: list[Solution]) -> list[int]:
+    """Return the order of the solutions: proven values first, the least before, and a success before its equals."""
+    value = lambda i: solutions[i].value
+    proven = [solution.certificate.proves_value for solution in solutions]
+    order = sorted(range(len(solutions)), key=lambda i: (not proven[i], np.inf if np.isnan(value(i)) else value(i)))
+    group = [0] * len(order)
+    for place, i in enumerate(order[1:], start=1):
+        first = order[place - 1]
+        same = proven[first] == proven[i] and abs(value(i) - value(first)) <= _SAME_VALUE * (1 + abs(value(first)))
+        group[place] = group[place - 1] + (not same)
+    rank = dict(zip(order, group, strict=True))
+    return sorted(order, key=lambda i: (rank[i], not solutions[i].success))
+
+
+_SAME_VALUE = 1e-6
 
 
 def _one_by_one(
@@ -112,20 +147,15 @@ def _one_by_one(
     y0: PyTree,
     solver: HostSolver,
     rtol: float,
-    max_steps: int | None,
-    time_limit: float | None,
-    began: float,
-) -> list[Ending]:
+    new_watch: Callable[[], Watch],
+) -> list[tuple[Ending, Watch]]:
     endings = []
-    with float64():
-        for point in points:
-            left = None if time_limit is None else time_limit - (time.monotonic() - began)
-            if endings and left is not None and left <= 0:
-                break
-            x, y_like, y = validate(problem, point, y0)
-            limit = solver.default_max_steps if max_steps is None else max_steps
-            watch = Watch(time.monotonic(), limit, left, None, False)
-            endings.append(search(problem, solver, x, y_like, y, None, rtol, watch))
+    for point in points:
+        watch = new_watch()
+        if endings and time.monotonic() >= watch.ends:
+            break
+        x, y_like, y = validate(problem, point, y0)
+        endings.append((search(problem, solver, x, y_like, y, None, rtol, watch), watch))
     return endings
 
 
@@ -136,44 +166,50 @@ def _all_at_once(
     solver: AbstractSolver,
     rtol: float,
     atol: float,
-    max_steps: int | None,
-) -> list[Ending]:
-    with float64():
-        stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf, float) for leaf in leaves]), *points)
-        go = lambda x: run(problem, x, y0=y0, solver=solver, rtol=rtol, atol=atol, max_steps=max_steps)
-        result = jax.jit(jax.vmap(go))(stacked)
-        pick = lambda tree, index: jax.tree.map(lambda leaf: np.asarray(leaf[index]), tree)
-        return [
+    watch: Watch,
+) -> list[tuple[Ending, Watch]]:
+    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf, float) for leaf in leaves]), *points)
+    parts = parts_of_run(problem, y0, solver, rtol, atol)
+    begin, advance = (jax.jit(jax.vmap(part, axes)) for part, axes in zip(parts, (0, (0, None)), strict=True))
+    loop, stop, chunk = begin(stacked), 0, solver.check_every if watch.attentive else watch.limit
+    while stop < watch.limit and not bool((loop.converged | loop.diverged).all()) and time.monotonic() < watch.ends:
+        tick = time.monotonic()
+        stop = min(watch.limit, stop + chunk)
+        loop = jax.block_until_ready(advance(loop, jnp.asarray(stop)))
+        chunk = next_chunk(chunk, time.monotonic() - tick, solver.check_every)
+    watch.ended = Status.MAX_STEPS if stop >= watch.limit else Status.TIME_LIMIT
+    pick = lambda tree, index: jax.tree.map(lambda leaf: np.asarray(leaf[index]), tree)
+    results = [shown(problem, solver, pick(loop, index)) for index in range(len(points))]
+    return [
+        (
             Ending(
-                x=pick(result.x, index),
-                y=pick(result.y, index),
-                steps=int(result.steps[index]),
-                converged=bool(result.converged[index]),
-                failure=Status.DIVERGED if bool(result.diverged[index]) else None,
-                state=pick(result.state, index),
-            )
-            for index in range(len(points))
-        ]
+                x=result.x,
+                y=result.y,
+                steps=int(result.steps),
+                converged=bool(result.converged),
+                failure=Status.DIVERGED if bool(result.diverged) else None,
+                state=result.state,
+            ),
+            watch,
+        )
+        for result in results
+    ]
 
 
-def _merge(endings: list[Ending]) -> tuple[list[Ending], np.ndarray]:
+def _merge(endings: list[tuple[Ending, Watch]]) -> tuple[list[tuple[Ending, Watch]], np.ndarray]:
     """Return the endings that differ in x by more than 1e-5, relative, and which of them each one is."""
-    kept: list[tuple[np.ndarray, Ending]] = []
+    kept: list[tuple[np.ndarray, Ending, Watch]] = []
     answer_of = []
-    for ending in endings:
+    for ending, watch in endings:
         x = _trees.flatten_host(ending.x)
-        for index, (other, first) in enumerate(kept):
+        for index, (other, first, _) in enumerate(kept):
             if first.converged == ending.converged and np.abs(other - x).max() <= 1e-5 * (1 + np.abs(x).max()):
                 answer_of.append(index)
                 break
         else:
             answer_of.append(len(kept))
-            kept.append((x, ending))
-    return [ending for _, ending in kept], np.array(answer_of)
-
-
-def _rank(value: float) -> float:
-    return np.inf if np.isnan(value) else value
+            kept.append((x, ending, watch))
+    return [(ending, watch) for _, ending, watch in kept], np.array(answer_of)
 
 
 def _split(starts: PyTree) -> list[PyTree]:

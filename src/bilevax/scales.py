@@ -67,15 +67,16 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     known = np.full(unknown.count, np.nan)
     known[unknown.x] = np.round(of_equations[unknown.x])
     whole = [unknown.both, unknown.upper], [unknown.y, unknown.lower]
-    found = np.clip(np.round(_fit(flat, x, terms, unknown, whole).solve(known)), -200, 200)
+    found = _fit(flat, x, terms, unknown, whole).solve(known)
     count = len(flat.rows.lower)
-    of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.round(np.log2(terms.rows.length[:count]))
+    of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.log2(terms.rows.length[:count])
+    power = lambda logarithm: np.exp2(np.clip(np.round(logarithm), -200, 200))
     return Scales(
-        np.exp2(found[unknown.x]),
-        np.exp2(found[unknown.y]),
-        np.exp2(of_rows),
-        float(np.exp2(found[unknown.upper])),
-        float(np.exp2(found[unknown.lower])),
+        power(found[unknown.x]),
+        power(found[unknown.y]),
+        power(of_rows),
+        float(power(found[unknown.upper])),
+        float(power(found[unknown.lower])),
     )
 
 

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax import _trees
+from bilevax._deadline import unlimited
 from bilevax._precision import call_host
 from bilevax.convex import Ball as BallConstraint
 from bilevax.convex import Constraints, Objective, Outcome, minimise
@@ -315,7 +316,8 @@ class Polyhedron(ConvexSet):
             gradient=lambda v: v - point,
             hessian=lambda v: identity,
         )
-        nearest = minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point)
+        with unlimited():  # quick, and often called by XLA, through which no exception comes as what it is
+            nearest = minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point)
         if nearest.outcome is Outcome.INFEASIBLE:
             raise ValueError(f"Polyhedron: the set is empty; its rows miss each other by {nearest.relaxation:g}.")
         return nearest.y

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from bilevax._precision import float64
 from bilevax.analysis import jets
 
 #: Loops are written out up to this many operations; longer ones are operations of their own, of which little is known.
@@ -232,7 +233,7 @@ class Program:
         except jets.Unsupported:
             pass
         try:
-            with jax.enable_x64(True):
+            with float64():
                 types = [atom.aval.dtype for atom in eqn.invars]
                 arguments = [jax.numpy.asarray(value, dtype) for value, dtype in zip(values, types, strict=True)]
                 found = eqn.primitive.bind(*arguments, **eqn.params)

@@ -20,9 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._deadline import OutOfTime
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
+from bilevax.stationarity import value_spread
 
 LOWER_TOLERANCE = 1e-7  # residuals up to which a lower-level answer may be relied on
 VALUE_TOLERANCE = 1e-6  # how well f has to be known, relative to its natural unit and its value
@@ -31,6 +33,7 @@ _TILTS = (1e-6, 1e-8)  # in natural units: the second where the bracket of the f
 _SHRINKING = 0.1  # of a bracket that closes with the tilt, from one to the next
 _CLOSED = 1e-6  # a bracket this narrow, in natural units, is closed
 _PENALTY = 1e-8  # weight of f in g + weight f, whose minimiser is next to the best minimiser of g
+_LARGE = 2000  # variables beyond which the Hessian at y has to tell
 _FINE = 1e-2  # of a tilt: how well the tilted lower level has to be solved
 
 
@@ -83,18 +86,31 @@ def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, 
     start
         Where the lower level's minimisation begins.
     thorough
-        Whether to bracket the minimisers. If not, the one that is found is taken for the only one unless its Hessian
-        says otherwise: for many evaluations around a point where that is known.
+        Whether to bracket the minimisers. If not, the one that is found counts, unless g is a quadratic: for many
+        evaluations around a point where more is known.
     """
     lower = solve_flat(flat, x, start)
     if not proven(lower):
         value = np.inf if lower.outcome is Outcome.INFEASIBLE else np.nan
         return Phi(lower, value, value, value, np.inf, False)
     value = flat.value("upper", x, lower.y)
-    if lower.unique and not thorough:
+    if flat.lower_is_quadratic and lower.unique:
         return Phi(lower, value, value, value, 0.0, True)
+    try:
+        return _over_minimisers(flat, x, lower, value, thorough)
+    except OutOfTime:  # f at a minimiser is known, not what it is at others
+        return Phi(lower, value, -np.inf, np.inf, np.inf, False)
+
+
+def _over_minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, thorough: bool) -> Phi:
+    """Return Phi where there may be other minimisers than the one that was found, with its value."""
     if flat.lower_is_quadratic:
-        return Phi(lower, value, value, value, 0.0, True) if lower.unique else _over_face(flat, x, lower)
+        return _over_face(flat, x, lower)
+    if not thorough:
+        return Phi(lower, value, value, value, 0.0, lower.unique)
+    if flat.n_y > _LARGE:
+        spread = value_spread(flat, x, lower)
+        return Phi(lower, value, value - spread, value + spread, spread, lower.unique)
     return _bracketed(flat, x, lower, value)
 
 
@@ -116,7 +132,8 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
                 break
             before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
             moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
-            if width <= _CLOSED or width > _SHRINKING * before:
+            known = width <= _CLOSED and moved <= 0.1 * VALUE_TOLERANCE * (1 + abs(value))
+            if known or width > _SHRINKING * before:
                 break
         error = max(error, moved if np.isfinite(moved) else np.inf)
         closed = closed and width <= max(_CLOSED, _SHRINKING * before if np.isfinite(before) else 0.0)
@@ -128,7 +145,7 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
 def _tilted(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tilt: np.ndarray) -> ConvexSolution:
     """Solve the lower level with a linear function added to g."""
     g = objective_at(flat, x)
-    tilted = Objective(lambda y: g.value(y) + tilt @ y, lambda y: g.gradient(y) + tilt, g.hessian)
+    tilted = Objective(lambda y: g.value(y) + float(tilt @ y), lambda y: g.gradient(y) + tilt, g.hessian)
     return minimise(tilted, constraints_at(flat, x), lower.y, tolerance=_FINE * np.abs(tilt).max())
 
 

@@ -6,6 +6,8 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._programs import conic
+
 
 @dataclasses.dataclass(frozen=True)
 class LeastNorm:
@@ -46,7 +48,7 @@ def least_norm(
     )
     bounds = np.concatenate([right / scale, np.zeros(signs.shape[0] + leading + 1)])
     cost, linear = sp.csc_matrix((total + 1, total + 1)), np.r_[np.zeros(total), 1.0]
-    answer = clarabel.DefaultSolver(cost, linear, everything, bounds, cones, settings).solve()
+    answer = conic(cost, linear, everything, bounds, cones, settings=settings)
     solution, dual = np.array(answer.x)[:total], np.array(answer.z)
     # The answer is judged by its own residual, not by the solver's word for it.
     wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(

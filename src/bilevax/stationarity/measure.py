@@ -36,8 +36,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.optimize import linprog
 
+from bilevax._deadline import OutOfTime
+from bilevax._programs import linprog
 from bilevax.convex import ConvexSolution
 from bilevax.derivatives import FlatProblem
 from bilevax.stationarity.distances import distance_to_cone, hull_distance
@@ -110,9 +111,14 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         if key in seen:
             continue
         seen.add(key)
-        result = _measure_with(point, active, gap, lower.unique)
-        if best is None or result.value < max(best.value, best.radius):
-            result = dataclasses.replace(result, radius=radius(point, active))
+        try:
+            result = _measure_with(point, active, gap, lower.unique)
+            if best is None or result.value < max(best.value, best.radius):
+                result = dataclasses.replace(result, radius=radius(point, active))
+        except OutOfTime:
+            if best is None:
+                raise
+            break  # what is known holds
         if best is None:
             best = result
         elif max(result.value, result.radius) < max(best.value, best.radius):

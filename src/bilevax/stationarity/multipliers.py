@@ -16,8 +16,9 @@ import functools
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.optimize import OptimizeResult, linprog
+from scipy.optimize import OptimizeResult
 
+from bilevax._programs import linprog
 from bilevax.stationarity.rows import MAX_DENSE, ActiveRows, project_out
 
 _MAX_COORDINATES = 40

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 
 import numpy as np
-from scipy.optimize import linprog, nnls
+from scipy.optimize import nnls
 
+from bilevax._programs import linprog
 from bilevax.stationarity.point import PointDerivatives, solve_kkt
 from bilevax.stationarity.rows import MAX_DENSE, ActiveRows
 

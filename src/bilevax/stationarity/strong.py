@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax import _deadline
 from bilevax.stationarity.least_norm import LeastNorm, least_norm
 from bilevax.stationarity.pieces import Kink, eliminate
 from bilevax.stationarity.point import PointDerivatives
@@ -137,7 +138,7 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
     solved = 1
     while True:
         _, _, answer, kind = queue[0]
-        if answer.distance <= good or solved >= limit:
+        if answer.distance <= good or solved >= limit or _deadline.remaining() <= 0:
             return answer.distance, solved
         gone = (system.kind == SOMETIMES) & np.isin(kind, (WEAK, PRESSED, OPEN))
         split = answer.clash

@@ -15,6 +15,7 @@ a step, and the same factor gives the derivatives of the answer.
 """
 
 import dataclasses
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +84,7 @@ class InteriorLower(Learning):
         self.room = max(room, 1e-3)
         self.pull = 1.0
         self._solver: qdldl.Solver | None = None
+        self._seconds = 0.0  # that the last factorisation took
         self.shift = _SHIFTS[0]
         self._layout: _Layout | None = None
         self._blocks: tuple[sp.csc_matrix, np.ndarray, np.ndarray] | None = None
@@ -213,6 +215,8 @@ class InteriorLower(Learning):
         # takes it out again.
         more = self.shift * self.pull / self.room, self.shift * self.room / self.pull
         half = self._layout.upper_half(hessian, np.concatenate([stiffness + more[0], -give - more[1]]))
+        _deadline.check(self._seconds)
+        began = time.monotonic()
         try:
             if self._solver is None:
                 self._solver = qdldl.Solver(half, upper=True)
@@ -221,6 +225,7 @@ class InteriorLower(Learning):
         except RuntimeError as error:
             self._solver = None  # half overwritten
             raise FloatingPointError(str(error)) from error
+        self._seconds = time.monotonic() - began
 
     def back(self, along_y: np.ndarray, along_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Solve with the last K, refined while that helps."""

@@ -14,7 +14,7 @@ import qdldl
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
-from bilevax import _deadline
+from bilevax._programs import conic
 from bilevax.sets import SetRows
 from bilevax.solvers.default.cholesky import factorise, factorise_nearly, solve_factored
 from bilevax.solvers.default.complementarity import solve_complementarity
@@ -273,13 +273,11 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
     settings.direct_solve_method = "qdldl"  # several times faster than what Clarabel chooses for such sparse matrices
-    settings.time_limit = max(_deadline.remaining(), 1e-3)
     everything = sp.vstack(parts, format="csc") if program.balls else picked.tocsc()
     if not cones:  # Clarabel wants at least one row.
         everything, right, cones = sp.csc_matrix((1, size)), [np.ones(1)], [clarabel.NonnegativeConeT(1)]
     quadratic = sp.csc_matrix(hessian)
-    answer = clarabel.DefaultSolver(quadratic, gradient, everything, np.concatenate(right), cones, settings).solve()
-    _deadline.check()
+    answer = conic(quadratic, gradient, everything, np.concatenate(right), cones, settings=settings)
     v = np.array(answer.x)
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None

@@ -1,0 +1,195 @@
+"""Time limits: who looks at the clock, and what a certificate says that ran out of time."""
+
+import dataclasses
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax import _deadline, certificate, challenge, driver
+from bilevax._deadline import OutOfTime, deadline, in_time
+from bilevax._programs import conic, linprog
+from bilevax.datasets import Dataset
+from bilevax.demo import made_up_network
+from bilevax.exact import phi
+from bilevax.problems import svm
+from bilevax.problems.quadratic import random_quadratic
+from known import toy
+
+
+def test_a_deadline_inside_another_is_never_later():
+    now = time.monotonic()
+    with deadline(now + 10), deadline(now + 100):
+        assert 9 < _deadline.remaining() <= 10
+        _deadline.check()
+        with pytest.raises(OutOfTime):
+            _deadline.check(needed=50)  # what cannot be interrupted is not begun
+    assert _deadline.remaining() == np.inf
+
+
+def test_programs_stop_at_the_deadline():
+    random = np.random.default_rng(0)
+    matrix, cost = random.standard_normal((400, 300)), random.standard_normal(300)
+    program = {"A_ub": matrix, "b_ub": np.ones(400), "bounds": (-1, 1)}
+    assert linprog(cost, **program).status == 0
+    began = time.monotonic()
+    with deadline(began + 1e-3):
+        assert in_time(lambda: linprog(cost, **program)) is None
+        assert in_time(lambda: conic(settings=None)) is None  # not even looked at
+    assert time.monotonic() - began < 5
+
+
+def test_a_certificate_without_time_says_so():
+    found = bx.certify(toy(), 0.98622483, time_limit=1e-9)
+    assert found.failure is bx.Status.TIME_LIMIT
+    assert not found.complete
+    assert np.isnan(found.value)
+    assert not found.confirms(np.inf)
+    assert "Stopped at time_limit" in str(found)
+    whole = bx.certify(toy(), 0.98622483, time_limit=600)
+    assert whole.complete
+    assert whole.confirms(1e-6)
+
+
+@pytest.mark.parametrize("name", ["measure", "challenge"])
+def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):
+    """The value is, once the lower level is solved; stationarity or uniqueness may not be."""
+
+    whole = bx.certify(toy(), 0.98622483)
+    monkeypatch.setattr(certificate, name, slow)
+    found = bx.certify(toy(), 0.98622483, time_limit=1.0)
+    assert found.value == whole.value
+    assert found.proves_value
+    assert not found.complete
+    assert not found.confirms(1e-6)
+    solution = bx.solve(toy(), 0.98622483, time_limit=2.0)
+    assert solution.status is bx.Status.TIME_LIMIT
+    assert solution.value == pytest.approx(whole.value, rel=1e-6)
+    assert solution.stats["time"] < 20
+
+
+def test_margins_measured_in_time_count(monkeypatch):
+    """At a kink that only a wide margin explains: without the time for it, the distance of the narrow ones stands."""
+    module = sys.modules["bilevax.stationarity.measure"]
+    original, calls = module._measure_with, []
+
+    def measured(*given):
+        calls.append(given)
+        if len(calls) > 1:
+            raise OutOfTime
+        return dataclasses.replace(original(*given), value=0.5)
+
+    monkeypatch.setattr(module, "_measure_with", measured)
+    problem = bx.BilevelProblem(
+        lambda x, y: (x - 1) ** 2 - y, lambda x, y: (y - x) ** 2, bx.LinearCoupling(A=1.0, B=0.0, upper=0.5)
+    )
+    found = bx.certify(problem, 0.5 + 1e-6)  # the row is active within some margins, not within others
+    assert found.stationarity == 0.5
+    assert len(calls) == 2
+
+
+def vectors(count, seed):
+    random = np.random.default_rng(seed)
+    features = random.standard_normal((count, 20))
+    return Dataset(features, np.where(features[:, 0] + 0.5 * random.standard_normal(count) > 0, 1.0, -1.0))
+
+
+def network():
+    design = made_up_network()
+    return design.problem(), design.start()
+
+
+PROBLEMS = {
+    "dense": lambda: (random_quadratic(8, 12, 8, upper="quadratic", seed=3, with_theta_bar=False)[0], np.zeros(8)),
+    "svm": lambda: (svm(vectors(60, 0), vectors(60, 1)), np.full(60, 3.0)),
+    "sparse": network,
+    "first-order": lambda: (svm(vectors(60, 0), vectors(60, 1)), np.full(60, 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_phase_looks_at_the_clock(name, monkeypatch):
+    """Where the time is over, not one more step is made; neither is a certificate, but for saying so."""
+    problem, x0 = PROBLEMS[name]()
+    settings = {"solver": bx.Default(variant="first-order")} if name == "first-order" else {}
+    whole = bx.solve(problem, x0, **settings)
+    phases = [phase for phase in dict.fromkeys(whole.history["phase"]) if phase != "answer"]
+    assert {"smooth descent", "exact descent"} <= set(phases)
+    over = []
+    limited = lambda: _deadline._ends.get() < np.inf
+    monkeypatch.setattr(_deadline, "remaining", lambda: -1.0 if over and limited() else np.inf)
+    for phase in phases:
+        over.clear()
+        note = lambda at, phase=phase: over.extend({at.residuals["phase"]} & {phase})
+        solution = bx.solve(problem, x0, callback=note, time_limit=1e6, **settings)
+        assert over == [phase]
+        assert solution.status is bx.Status.TIME_LIMIT
+        assert solution.history["phase"][-1] == phase
+        assert not solution.certificate.complete
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.5, 1.0])
+def test_a_projection_inside_compiled_code_is_not_interrupted(limit):
+    """No exception of ours gets through XLA."""
+    rows = np.random.default_rng(0).standard_normal((3, 50))
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum((y - 0.1) ** 2) + jnp.sum(jnp.cos(x)),
+        lambda x, y: jnp.sum((y - x - 1) ** 2),
+        y_set=bx.Polyhedron(rows, upper=0.2),
+    )
+    solution = bx.solve(problem, np.zeros(50), solver=bx.Default(variant="first-order"), rtol=1e-14, time_limit=limit)
+    assert solution.status in (bx.Status.TIME_LIMIT, bx.Status.ALMOST_SOLVED, bx.Status.STALLED)
+
+
+def test_a_compiled_solver_without_time_for_an_exact_start_begins_anyway(monkeypatch):
+    monkeypatch.setattr(driver, "solve_lower_level", lambda *_: _deadline.check(np.inf))
+    solution = bx.solve(toy(), 0.7, solver=bx.SFLCB(), max_steps=200, time_limit=100)
+    assert solution.stats["steps"] == 200
+
+
+def slow(*_, **__):
+    """Take all the time there is."""
+    time.sleep(max(_deadline.remaining(), 0.0) + 1e-3)
+    _deadline.check()
+
+
+def test_infeasibility_found_in_time_is_reported_though_its_measure_is_not(monkeypatch):
+    monkeypatch.setattr(certificate, "smallest_relaxation_at", slow)
+    problem = bx.BilevelProblem(
+        lambda x, y: x**2 + y, lambda x, y: (y - x) ** 2, bx.LinearCoupling(1.0, 0.0, lower=1.0), y_set=bx.Box(0.0, 0.5)
+    )
+    found = bx.certify(problem, 0.3, time_limit=2.0)
+    assert found.failure is bx.Status.LOWER_INFEASIBLE
+    assert found.lower_infeasibility == np.inf
+    assert not found.complete
+
+
+def test_a_minimiser_found_in_time_counts_though_others_are_not_looked_for(monkeypatch):
+    problem = bx.BilevelProblem(lambda x, y: (y - 1) ** 2 + x**2, lambda x, y: jnp.cosh(y - x))
+    whole = bx.certify(problem, 0.3, 0.0)
+    monkeypatch.setattr(phi, "_bracketed", slow)
+    found = bx.certify(problem, 0.3, 0.0, time_limit=2.0)
+    assert found.failure is None
+    assert found.value == pytest.approx(whole.value, rel=1e-12)
+    assert not found.lower_unique
+    assert not found.confirms(np.inf)
+
+
+def test_a_refutation_found_in_time_counts(monkeypatch):
+    """The challenge finds a lower point, and then the time is over."""
+    genuine, calls = challenge.evaluate, []
+
+    def evaluate(*given, **options):
+        calls.append(given)
+        return slow() if len(calls) > 4 else genuine(*given, **options)
+
+    monkeypatch.setattr(challenge, "evaluate", evaluate)
+    problem = bx.BilevelProblem(lambda x, y: x[0] ** 2 + y[0], lambda x, y: (y[0] - x[0]) ** 2)
+    found = bx.certify(problem, [1.0], [1.0], time_limit=3.0)
+    assert found.challenges == 4
+    assert found.descent is not None
+    assert found.descent.value < found.value
+    assert not found.complete
