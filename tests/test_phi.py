@@ -73,9 +73,9 @@ def test_a_flat_bottom_is_not_unique():
 def test_what_is_known_of_a_very_flat_minimum():
     problem = bx.BilevelProblem(lambda x, y: y, lambda x, y: (y - x) ** 6, x_set=bx.Box(-3.0, 3.0), y_like=0.0)
     certificate = bx.certify(problem, -3.0)
-    assert abs(certificate.value + 3.0) <= certificate.value_error + 1e-9
-    if certificate.confirms(1e-6):
-        assert certificate.value == pytest.approx(-3.0, abs=1e-5)
+    right = certificate.value == pytest.approx(-3.0, abs=1e-5)
+    assert right or certificate.value_error > 1e-3
+    assert right or not certificate.confirms(1e-6)
 
 
 # --- what g is
