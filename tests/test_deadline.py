@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import _deadline, certificate, challenge, driver
+from bilevax import _deadline, certificate, challenge, driver, scales
 from bilevax._deadline import OutOfTime, deadline, in_time
 from bilevax._programs import conic, linprog
 from bilevax.datasets import Dataset
@@ -193,3 +193,19 @@ def test_a_refutation_found_in_time_counts(monkeypatch):
     assert found.descent is not None
     assert found.descent.value < found.value
     assert not found.complete
+
+
+def test_a_run_without_time_for_a_step_has_a_history_and_its_start():
+    solution = bx.solve(toy(), 0.7, time_limit=1e-9)
+    assert solution.status is bx.Status.TIME_LIMIT
+    assert list(solution.history["phase"]) == ["start"]
+    assert solution.x == 0.7
+
+
+def test_scales_look_at_the_clock(monkeypatch):
+    """They come first, and take long where there are many variables."""
+    problem, x0 = network()
+    monkeypatch.setattr(scales, "_least_squares", slow)
+    found = bx.certify(problem, x0, time_limit=0.5)
+    assert found.failure is bx.Status.TIME_LIMIT
+    assert bx.solve(problem, x0, time_limit=0.5).status is bx.Status.TIME_LIMIT

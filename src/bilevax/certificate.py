@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax import _deadline
-from bilevax._deadline import deadline, in_time, unlimited
+from bilevax._deadline import deadline, in_time
 from bilevax._precision import float64
 from bilevax._threads import blas_threads
 from bilevax.challenge import Challenge, Descent, challenge
@@ -221,9 +221,10 @@ def certify(
     limit = np.inf if time_limit is None else time.monotonic() + time_limit
     with float64():
         point, y_like, guess = validate(problem, x, y)
-    with unlimited():  # without units nothing can be measured
-        flat = FlatProblem(problem, point, y_like)
-        flat = equilibrated(flat, point, guess if flat.n_y > _MANY else None)
+    user = FlatProblem(problem, point, y_like)
+    helpful = guess if user.n_y > _MANY else None
+    with deadline(limit):
+        flat = in_time(lambda: equilibrated(user, point, helpful)) or user  # without the time, nothing will be measured
     x_flat = flat.x_flat(point)
     start = None if guess is None else flat.y_flat(guess)
     with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])), deadline(limit):

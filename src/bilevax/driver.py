@@ -163,7 +163,7 @@ def solve(
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
             ending, certificate = _judged(problem, method, ending, watch)
-        if not certificate.confirms(rtol) and watch.ended is not Status.TIME_LIMIT:
+        if ending.failure is not Status.DIVERGED and not certificate.confirms(rtol) and watch.ended is None:
             with deadline(watch.ends + watch.grace):
                 if in_time(lambda: falls_forever(problem, ending.x, certificate.y, x)):
                     ending = ending._replace(failure=Status.UNBOUNDED)
@@ -341,10 +341,15 @@ class Watch:
         """Whether anything has to be looked at between steps."""
         return self.time_limit is not None or self.callback is not None or self.show
 
-    def look(self, steps: int, x: PyTree, y: PyTree, numbers: dict[str, Any]) -> bool:
-        """Record where the run stands; return whether it has to stop, and remember why."""
+    def record(self, steps: int, numbers: dict[str, Any]) -> float:
+        """Record where the run stands; return the seconds that it has taken."""
         elapsed = time.monotonic() - self.began
         self.records.append({"step": steps, "time": elapsed, **numbers})
+        return elapsed
+
+    def look(self, steps: int, x: PyTree, y: PyTree, numbers: dict[str, Any]) -> bool:
+        """Record where the run stands; return whether it has to stop, and remember why."""
+        elapsed = self.record(steps, numbers)
         if self.show and elapsed - self._shown >= _EVERY:
             self._shown = elapsed
             print(
@@ -527,6 +532,8 @@ def search(
         best = Snapshot(
             inside, np.zeros(flat.n_y) if y is None else _trees.flatten_host(y), "start", np.inf, exact=False
         )
+        if not watch.records:  # a history has at least where the run began
+            watch.record(0, {"phase": best.phase, "upper": best.value})
     if best.final:
         watch.ended = None
     return Ending(

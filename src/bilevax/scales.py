@@ -23,6 +23,8 @@ import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
+from bilevax import _deadline
+
 if TYPE_CHECKING:
     from bilevax.derivatives import FlatProblem
 
@@ -130,6 +132,8 @@ class _Groups:
         first = []
         self.member = np.zeros(len(low), int)
         for row in range(len(low)):
+            if row % 1000 == 0:
+                _deadline.check()
             part = slice(unit.indptr[row], unit.indptr[row + 1])
             key = unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()
             if key not in shapes:
@@ -228,7 +232,16 @@ class _Fit:
 def _least_squares(matrix: sp.csr_matrix, target: np.ndarray) -> np.ndarray:
     """Return the solution of least norm."""
     if matrix.shape[1] > _DENSE:
-        return spl.lsmr(matrix, target, atol=1e-8, btol=1e-8, maxiter=200)[0]
+        transposed = sp.csr_matrix(matrix.T)
+
+        def times(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
+            _deadline.check()
+            return rows @ vector
+
+        watched = spl.LinearOperator(
+            matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(transposed, v), dtype=float
+        )
+        return spl.lsmr(watched, target, atol=1e-8, btol=1e-8, maxiter=200)[0]
     normal = (matrix.T @ matrix).toarray()
     values, vectors = np.linalg.eigh(normal)
     kept = values > 1e-12 * values[-1]

@@ -29,7 +29,7 @@ from bilevax.stationarity import value_spread
 LOWER_TOLERANCE = 1e-7  # residuals up to which a lower-level answer may be relied on
 VALUE_TOLERANCE = 1e-6  # how well f has to be known, relative to its natural unit and its value
 
-_TILTS = (1e-6, 1e-8)  # in natural units: the second where the bracket of the first is wide
+_TILTS = (1e-6, 1e-8, 1e-10)  # in natural units: the next where the bracket of the last is wide
 _SHRINKING = 0.1  # of a bracket that closes with the tilt, from one to the next
 _CLOSED = 1e-6  # a bracket this narrow, in natural units, is closed
 _PENALTY = 1e-8  # weight of f in g + weight f, whose minimiser is next to the best minimiser of g
@@ -129,8 +129,7 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
                 away = dataclasses.replace(lower, outcome=Outcome.UNBOUNDED)
                 return Phi(away, np.nan, np.nan, np.nan, np.inf, False)
             if not all(end.outcome is Outcome.OPTIMAL for end in ends):
-                width = moved = np.inf
-                break
+                break  # what the tilt before told stands
             before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
             moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
             known = width <= _CLOSED and moved <= 0.1 * VALUE_TOLERANCE * (1 + abs(value))

@@ -39,7 +39,7 @@ class GAM(HostSolver):
     10 such rows, 1024 drawn ones for more. With d the element of least norm in the convex hull of these gradients plus
     the normals of X near x, it stops if
 
-        |d| <= rtol (1 + the largest of the gradients' norms)   and   eps <= rtol,
+        |d| <= 0.1 rtol (1 + the largest of the gradients' norms)   and   eps <= rtol,
 
     shrinks eps and nu and stays if ``|d| <= nu``, and otherwise moves to ``P_X(x - t d)``: t = alpha, or with the line
     search the first of alpha, alpha / 2, alpha / 4, ... with ``Phi(x_new) <= Phi(x) - armijo |x_new - x|^2 / t``.
@@ -119,7 +119,7 @@ class GAM(HostSolver):
                     )
                 break
             direction = _least_element(flat, point.x, gradients, eps)
-            size, small = np.linalg.norm(direction), rtol * (1 + np.linalg.norm(gradients, axis=1).max())
+            size, small = np.linalg.norm(direction), 0.1 * rtol * (1 + np.linalg.norm(gradients, axis=1).max())
             if size <= small and eps <= rtol:
                 yield _snapshot(point, "answer")._replace(final=True, converged=True)
                 return
