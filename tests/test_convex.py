@@ -18,6 +18,7 @@ import bilevax
 from bilevax.convex import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
 from bilevax.derivatives import FlatProblem
 from bilevax.exact.lower import constraints_at, objective_at
+from bilevax.optimality import Local, measure, scaled_rows
 from shared_data import data_file
 
 INF = np.inf
@@ -688,3 +689,51 @@ def test_a_sum_under_the_logarithm_leaves_its_parts_their_bounds():
     solution = minimise(objective, rows(np.eye(2), 0.0))
     assert_optimal(objective, rows(np.eye(2), 0.0), solution)
     assert solution.y == pytest.approx([0.0, 1.0], abs=1e-9)
+
+
+@pytest.mark.parametrize("power", [4, 6, 8])
+@pytest.mark.parametrize("start", [None, 5.0, 0.3001])
+def test_flat_minima_are_found_exactly(power, start):
+    """Newton's method only crawls towards the minimum of (y - x)^6, where gradient and curvature vanish together."""
+    off = lambda y: y - 0.3
+    objective = separable(
+        lambda y: off(y) ** power,
+        lambda y: power * off(y) ** (power - 1),
+        lambda y: power * (power - 1) * off(y) ** (power - 2),
+    )
+    solution = minimise(objective, no_rows(1), None if start is None else np.array([start]))
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.y == pytest.approx([0.3], abs=1e-9)
+
+
+def test_a_steep_variable_hides_nothing_of_another():
+    """At y = (0, -0.4) the second entry is off by 0.4, however hard the first one is pressed against its bound."""
+    objective = quadratic(np.diag([1.0, 2.0]), [1e5, -0.8])
+    scaled = scaled_rows(rows(np.eye(2), [0.0, -INF], [INF, 0.0]), 0.0)[0]
+    point = measure(Local(objective, np.array([0.0, -0.4])), scaled, np.array([-1e5, 0.0]), np.zeros(0))
+    assert point.residuals[0] > 0.1
+    solution = minimise(objective, rows(np.eye(2), [0.0, -INF], [INF, 0.0]))
+    assert solution.y == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert solution.multipliers == pytest.approx([-1e5, 0.8], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        separable(np.exp, np.exp, np.exp),
+        separable(
+            lambda y: np.logaddexp(0, -y),
+            lambda y: -scipy.special.expit(-y),
+            lambda y: scipy.special.expit(-y) * scipy.special.expit(y),
+        ),
+    ],
+    ids=["exponential", "softplus"],
+)
+def test_an_infimum_that_is_not_attained_is_no_minimum(objective):
+    assert minimise(objective, no_rows(2)).outcome is Outcome.UNBOUNDED
+
+
+def test_an_exponential_with_a_bound_has_a_minimum():
+    solution = minimise(separable(np.exp, np.exp, np.exp), rows(np.eye(2), -20.0))
+    assert solution.outcome is Outcome.OPTIMAL
+    assert solution.y == pytest.approx([-20.0, -20.0])

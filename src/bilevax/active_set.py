@@ -77,9 +77,10 @@ def _pushing(rows: Rows, point: Point) -> _Active:
     below, above = rows.slack(point.at.y)
     upward = point.multipliers > 0
     slack, bound = np.where(upward, above, below), np.where(upward, rows.upper, rows.lower)
-    strong = rows.equality | (abs(point.multipliers) * (1 + abs(bound)) > point.at.scale * slack)
+    strong = rows.equality | (rows.relative(abs(point.multipliers), point.scale) * (1 + abs(bound)) > slack)
     side = np.where(rows.equality, 1, np.sign(point.multipliers)).astype(int)
-    balls = point.ball_multipliers > point.at.scale * abs(rows.ball_gaps(point.at.y))
+    push = rows.ball_relative(point.ball_multipliers, point.scale)
+    balls = push * (1 + rows.radii) > abs(rows.ball_gaps(point.at.y))
     return _Active(np.where(strong, side, 0), balls)
 
 
@@ -95,12 +96,13 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
     """Newton's method for the optimality conditions with the active rows and balls as equalities.
 
     After each step rows with a multiplier of the wrong sign are let go, and violated ones are held. A large system is
-    factorised again only as long as the error falls fast. Steps end well inside the domain.
+    factorised again only as long as the error falls fast. Steps end well inside the domain. At a flat minimum they
+    shrink by the same factor again and again: then they are stretched to where that would lead.
     """
     side, balls, small = active.side, active.balls, point.at.y.size <= SMALL
     multipliers = np.where(side != 0, point.multipliers, 0.0)
     ball_multipliers = np.where(balls, point.ball_multipliers, 0.0)
-    at, best, error, stalled, seen = point.at, point, point.error, 0, set()
+    at, best, error, stalled, seen, before = point.at, point, point.error, 0, set(), None
     for iteration in range(_MOST_DAMPED if rows.domain.bounded else 30 if small else 10):
         _deadline.check()
         if not np.all(np.isfinite(at.hessian.data)):
@@ -118,15 +120,21 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
         length, trial = _moved(rows, at, move, signed, error)
         if trial is None:
             break
+        shrinking = 0.0 if before is None or length < 1.0 else _shrinking(move, before)
+        before = move
+        if shrinking:
+            stretched = _moved(rows, at, move / (1 - shrinking), signed, error)[1]
+            if stretched is not None and stretched.error < trial.error:
+                trial, before = stretched, None
         at, error = trial.at, trial.error
         halved = iteration == 0 or trial.error < 0.5 * best.error
-        stalled = 0 if halved or length < 1.0 else stalled + 1
+        stalled = 0 if halved or length < 1.0 or shrinking else stalled + 1
         if iteration == 0 or trial.error < best.error:
             best = trial
         if best.error <= _EXACT or stalled > (4 if small else 0):
             break
-        wrong = sign * multipliers < -_ROUNDING * at.scale
-        wrong_balls = ball_multipliers * rows.radii < -_ROUNDING * at.scale
+        wrong = sign * rows.relative(multipliers, trial.scale) < -_ROUNDING
+        wrong_balls = rows.ball_relative(ball_multipliers, trial.scale) < -_ROUNDING
         violated = _touching(rows, at.y, -_ROUNDING)
         side, balls = np.where(wrong, 0, side), (balls | violated.balls) & ~wrong_balls
         multipliers[side == 0], ball_multipliers[~balls] = 0.0, 0.0
@@ -134,10 +142,17 @@ def _newton_on_active(rows: Rows, point: Point, active: _Active) -> Point:
         side = _hold(rows, at.y, side, balls, multipliers, added, violated.side)
         same = np.array_equal(np.flatnonzero(side), held) and np.array_equal(np.flatnonzero(balls), held_balls)
         key = (side.tobytes(), balls.tobytes())
-        if not halved and length == 1.0 and (same or key in seen):
+        if not (halved or shrinking) and length == 1.0 and (same or key in seen) and iteration > 1:
             break
         seen.add(key)
     return best
+
+
+def _shrinking(move: np.ndarray, before: np.ndarray) -> float:
+    """By what factor a move is shorter than the one before, if they have the same direction; else 0."""
+    ratio = float(move @ before / max(before @ before, 1e-300))
+    same = np.linalg.norm(move - ratio * before) <= 0.1 * np.linalg.norm(move)
+    return ratio if same and 0.3 < ratio < 0.99 else 0.0
 
 
 def _moved(

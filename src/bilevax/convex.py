@@ -40,6 +40,7 @@ __all__ = ["Ball", "Constraints", "ConvexSolution", "Objective", "Outcome", "min
 _DENSE = 500  # up to this many free variables uniqueness is decided on a null space
 _SIMPLEX = 40_000  # up to this many rows and variables the smallest relaxation is found by the simplex method
 _MAX_ITERATIONS = 100
+_PATIENCE = 20  # iterations after which to ask whether there is a minimiser
 _STEEP = 1e100  # a curvature that only stands for an infinite one
 
 
@@ -48,7 +49,7 @@ class Outcome(enum.Enum):
 
     OPTIMAL = "the optimality conditions hold within the tolerance"
     INFEASIBLE = "no point satisfies the constraints; `relaxation` says by how much they miss each other"
-    UNBOUNDED = "the objective decreases without end along a ray of feasible points"
+    UNBOUNDED = "the objective decreases for ever along a ray of feasible points: it has no minimiser"
     NOT_CONVEX = "the Hessian has a negative eigenvalue at a feasible point"
     INACCURATE = "the optimality conditions could not be met within the tolerance; see the residuals"
 
@@ -72,13 +73,16 @@ class ConvexSolution:
         relaxable rows have a common point: 0 when the constraints are feasible, inf when the hard ones are not.
         A positive value with `Outcome.OPTIMAL` is rounding; residuals then refer to the rows relaxed by it.
     stationarity
-        Smallest s with ``max |gradient + matrix.T @ multipliers + ball terms| <= s (1 + max |gradient|)``.
+        Smallest s with ``|gradient + matrix.T @ multipliers + ball terms|_k <= s scale_k`` for every entry k, where
+        ``scale_k = |gradient_k| + min(sum_i |matrix_ik multipliers_i| + hessian_kk (1 + |y_k|), 1 + max |gradient|)``
+        is the size of what is added up there.
     infeasibility
         Smallest s with ``violation_i <= s (|row_i| + |bound_i|)`` for every row that is not zero and
         ``violation <= s (1 + radius)`` for every ball. Scaling a row does not change it.
     complementarity
-        Smallest s with ``|multiplier_i| slack_i <= s (1 + max |gradient|) (1 + max |y|)``, the slack being that of the
-        side the multiplier's sign belongs to; inf for a multiplier that pushes to an infinite side.
+        Smallest s with ``push_i slack_i <= s (1 + |bound_i|)`` for every row i of length 1, where ``push_i`` is the
+        largest ``|matrix_ik multiplier_i| / scale_k`` and the slack that of the side the multiplier's sign belongs to;
+        inf for a multiplier that pushes to an infinite side.
     unique
         True when the minimiser is known to be unique; False when it may not be.
     iterations
@@ -307,6 +311,10 @@ def _newton(
         descends = point.residuals[1] <= tolerance and point.at.value <= trial.value
         at, feasible = (point.at if descends else trial), feasible or length == 1.0
         proximal *= 0.01
+        if iterations % _PATIENCE == 0 and _runs_away(rows, at, at.y - start):
+            return finish(Outcome.UNBOUNDED)
+    if at.finite and _runs_away(rows, at, at.y - start):
+        return finish(Outcome.UNBOUNDED)
     return finish(Outcome.INACCURATE)
 
 
@@ -526,7 +534,7 @@ def _unique(rows: Rows, point: Point) -> bool:
     largest = np.max(abs(hessian.data), initial=0.0)
     if largest > 0 and eigenvalues_above(in_own_units(hessian), 1e-9):
         return True
-    strong = rows.equality | (abs(point.multipliers) > 1e-8 * point.at.scale)
+    strong = rows.equality | (rows.relative(abs(point.multipliers), point.scale) > 1e-8)
     free = np.setdiff1d(np.arange(size), rows.only_column[strong])
     if free.size == 0 or free.size > _DENSE:
         return free.size == 0
@@ -538,6 +546,25 @@ def _unique(rows: Rows, point: Point) -> bool:
         return True
     reduced = kernel.T @ (sparse.csr_matrix(hessian)[free][:, free] @ kernel)
     return bool(largest > 0 and np.linalg.eigvalsh(reduced)[0] > 1e-9 * largest)
+
+
+def _runs_away(rows: Rows, at: Local, way: np.ndarray) -> bool:
+    """Whether the objective falls for ever along the way that the iteration has come, perhaps to a finite infimum.
+
+    Of a convex function it suffices that it still falls far out.
+    """
+    length = float(np.max(abs(way)))
+    if not length > 1.0:
+        return False
+    ray = np.where(abs(way) > 1e-3 * length, way / length, 0.0)
+    along = rows.matrix @ ray
+    leaves = ((along > 1e-9) & np.isfinite(rows.upper)) | ((along < -1e-9) & np.isfinite(rows.lower))
+    leaves_ball = any(np.any(ray[ball.index]) for ball in rows.balls)
+    falls_out = np.any((ray < 0) & np.isfinite(rows.domain.low)) or np.any((ray > 0) & np.isfinite(rows.domain.high))
+    if np.any(leaves) or leaves_ball or falls_out or not at.gradient @ ray < 0:
+        return False
+    ends = (at.moved(distance * length * ray) for distance in 10.0 ** np.arange(7))
+    return all(np.isfinite(end.value) and end.value <= at.value and end.gradient @ ray <= 0 for end in ends)
 
 
 def _descends_forever(rows: Rows, at: Local) -> bool:

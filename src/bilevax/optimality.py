@@ -242,6 +242,24 @@ class Rows:
         return self.matrix.T if isinstance(self.matrix, np.ndarray) else self.matrix.T.tocsr()
 
     @functools.cached_property
+    def sizes(self) -> Any:
+        """The transposed matrix without signs."""
+        return abs(self.transpose)
+
+    def relative(self, multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Multipliers relative to the entries, of size `scale`, that their rows act on: to the smallest of them."""
+        if isinstance(self.matrix, np.ndarray):
+            return multipliers * np.max(abs(self.matrix) / scale, axis=1, initial=0.0)
+        shares = abs(self.matrix.data) / scale[self.matrix.indices]
+        starts = self.matrix.indptr[:-1]  # no row is empty
+        return multipliers * np.maximum.reduceat(shares, starts) if starts.size else multipliers
+
+    def ball_relative(self, ball_multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """The same of the balls' multipliers."""
+        sizes = [np.max(scale[ball.index]) for ball in self.balls]
+        return ball_multipliers * self.radii / np.array(sizes)
+
+    @functools.cached_property
     def only_column(self) -> np.ndarray:
         """The column of the only entry of a row, -1 for rows with more entries."""
         pattern = sparse.csr_matrix(self.matrix)
@@ -310,6 +328,8 @@ class Point:
 
     Attributes
     ----------
+    scale
+        What each entry of the Lagrangian's gradient is relative to: see `forces`.
     residuals
         Stationarity, infeasibility and complementarity, as documented in `bilevax.convex.ConvexSolution`.
     error
@@ -320,6 +340,7 @@ class Point:
     at: Local
     multipliers: np.ndarray
     ball_multipliers: np.ndarray
+    scale: np.ndarray
     residuals: tuple[float, float, float]
     error: float
 
@@ -328,27 +349,43 @@ class Point:
         return max(self.residuals)
 
 
+def forces(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> np.ndarray:
+    """The size of what is added up in each entry of the gradient of the Lagrangian.
+
+    That is the gradient itself, what rows and balls add to it, and what curvature makes of the size of y: where all of
+    these vanish together, as at the minimum of y^6, it is Newton's step that counts. A large gradient elsewhere hides
+    nothing, nor do multipliers that cancel each other.
+    """
+    size, y = abs(at.gradient), at.y
+    terms = rows.sizes @ abs(multipliers) + np.maximum(at.hessian.diagonal(), 0.0) * (1 + abs(y))
+    if rows.balls:
+        terms = terms + abs(rows.ball_normals(y)).T @ ball_multipliers
+    return np.maximum(size + np.minimum(terms, at.scale), _TINY)
+
+
 def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> Point:
     """Recompute the residuals of the optimality conditions."""
-    scale, y = at.scale, at.y
+    y, scale = at.y, forces(at, rows, multipliers, ball_multipliers)
     force = at.gradient + rows.transpose @ multipliers
-    pushing = multipliers != 0
     below, above = rows.slack(y)
     upward = multipliers > 0
-    slack = np.where(pushing, abs(np.where(upward, above, below)), 0.0)
-    push = abs(multipliers)
-    bound = 1 + abs(np.where(upward, rows.upper, rows.lower))
-    product, smaller = np.max(push * slack, initial=0.0), np.max(np.minimum(push / scale, slack / bound), initial=0.0)
+    bound = np.where(upward, rows.upper, rows.lower)
+    slack = np.where(upward, above, below) / (1 + abs(np.where(np.isfinite(bound), bound, 0.0)))
+    slack = np.where(multipliers != 0, abs(slack), 0.0)
+    push = rows.relative(abs(multipliers), scale)
+    product, smaller = np.max(push * slack, initial=0.0), np.max(np.minimum(push, slack), initial=0.0)
     if rows.balls:
         force = force + rows.ball_normals(y).T @ ball_multipliers
-        gaps = abs(rows.ball_gaps(y))
-        product = max(product, np.max(ball_multipliers * gaps))
-        smaller = max(smaller, np.max(np.minimum(ball_multipliers * rows.radii / scale, gaps / (1 + rows.radii))))
+        gaps = abs(rows.ball_gaps(y)) / (1 + rows.radii)
+        push = rows.ball_relative(ball_multipliers, scale)
+        product, smaller = max(product, np.max(push * gaps)), max(smaller, np.max(np.minimum(push, gaps)))
     if rows.domain.bounded:
         force = np.where(rows.domain.stopped(y, force), 0.0, force)
-    complementarity = float(product / (scale * (1 + np.max(abs(y)))))
-    residuals = (float(np.max(abs(force)) / scale), rows.infeasibility(y), complementarity)
-    return Point(at, multipliers, ball_multipliers, residuals, float(max(*residuals, smaller)))
+    residuals = (float(np.max(abs(force) / scale)), rows.infeasibility(y), float(product))
+    return Point(at, multipliers, ball_multipliers, scale, residuals, float(max(*residuals, smaller)))
+
+
+_TINY = 1e-300
 
 
 def own_units(hessian: sparse.csc_matrix) -> np.ndarray:

@@ -34,6 +34,7 @@ _SHRINKING = 0.1  # of a bracket that closes with the tilt, from one to the next
 _CLOSED = 1e-6  # a bracket this narrow, in natural units, is closed
 _PENALTY = 1e-8  # weight of f in g + weight f, whose minimiser is next to the best minimiser of g
 _LARGE = 2000  # variables beyond which the Hessian at y has to tell
+_FLAT = 4.0  # what is left, of the last change of f, where it falls as the ninth root
 _FINE = 1e-2  # of a tilt: how well the tilted lower level has to be solved
 
 
@@ -161,7 +162,8 @@ def _penalised(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
             ends[side] = None
             continue
         values = [flat.value("upper", x, end.y) for end in (near, nearer)]
-        ends[side] = nearer, values[1], abs(values[1] - values[0])
+        # Next to a flat minimum the error falls as a root of the weight: the fifth for y^6, the ninth for y^10.
+        ends[side] = nearer, values[1], _FLAT * abs(values[1] - values[0])
     if ends[sign] is None:
         value = flat.value("upper", x, lower.y)
         return Phi(lower, value, -np.inf, np.inf, np.inf, False)
