@@ -212,7 +212,7 @@ class FlatProblem:
 
     def hessian(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
-        return self._pattern(level, of, by).evaluate(self._products(level, of, by, x, y))
+        return self._pattern(level, of, by).evaluate(self.products(level, of, by, x, y))
 
     def lower_derivatives(self, x: np.ndarray, y: np.ndarray, proven: bool = True) -> LowerDerivatives:
         """Return what `gradients` and `hessian` tell of g at (x, y): in one evaluation where g is quadratic.
@@ -229,8 +229,8 @@ class FlatProblem:
         gradient, *images = (scales.lower * scales.y * np.asarray(part) for part in found)
         return LowerDerivatives(
             gradient,
-            of_y.evaluate(self._products("lower", "y", "y", x, y), (probes[0], images[0])),
-            of_x.evaluate(self._products("lower", "y", "x", x, y), (probes[1], images[1])),
+            of_y.evaluate(self.products("lower", "y", "y", x, y), (probes[0], images[0])),
+            of_x.evaluate(self.products("lower", "y", "x", x, y), (probes[1], images[1])),
         )
 
     def upper_hessian(self, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
@@ -256,7 +256,8 @@ class FlatProblem:
             self._patterns[key] = _Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
         return self._patterns[key]
 
-    def _products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
+    def products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
+        """Return the second derivative of f or g as a function: directions, one a row, to their products."""
         scale = {"x": self.scales.x, "y": self.scales.y}
 
         def products(directions: np.ndarray) -> np.ndarray:
@@ -279,7 +280,7 @@ class FlatProblem:
     def has_diagonal_hessian(self, level: Level, x: np.ndarray, y: np.ndarray) -> bool:
         """Return whether f or g is separable in y, by three products: cheap at any size."""
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (2, self.n_y))
-        images = self._products(level, "y", "y", x, y)(np.vstack([np.ones(self.n_y), signs]))
+        images = self.products(level, "y", "y", x, y)(np.vstack([np.ones(self.n_y), signs]))
         return bool(np.all(np.abs(images[1:] - signs * images[0]) <= 1e-10 * (1 + np.abs(images[0]))))
 
     def curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ the same scaled problem whatever the user's units.
 
 It is done in two steps. First every equation has a unit of its own: the rows, and the derivatives of f and g by each
 variable. The terms that are added up in an equation then have one size, and that tells X, free of what equations
-elsewhere look like. Then, with that X, the scales of the problem as a whole: Y, R, F and G.
+elsewhere look like. Then, with that X, the scales of the problem as a whole: Y, R, F and G. F counts the derivatives of
+f in y as a whole, not one by one: an entry of x moves many entries of y, and Phi with all of them.
 
 What counts is what does not depend on the point where f and g are a quadratic: second derivatives, the linear part that
 is left at the origin, A, B, bounds, widths of boxes. The size of x at the point only helps where nothing else tells a
@@ -26,7 +27,7 @@ import scipy.sparse.linalg as spl
 from bilevax import _deadline
 
 if TYPE_CHECKING:
-    from bilevax.derivatives import FlatProblem
+    from bilevax.derivatives import FlatProblem, Level, Variable
 
 _NOISE = 1e-10  # what is this much smaller than the terms of which it is the sum is rounding
 _SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does
@@ -34,7 +35,7 @@ _OUTLIER = 3.0  # decades off its fit from which a number counts less
 _ROUNDS = 4  # of fitting with outliers counting less
 _DENSE = 300  # unknown scales up to which the fit is done by dense algebra
 _MOST_ENTRIES = 200_000  # of one matrix; more are sampled
-_LARGE = 2000  # variables beyond which second derivatives are left out
+_LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +74,23 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     count = len(flat.rows.lower)
     of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.log2(terms.rows.length[:count])
     power = lambda logarithm: np.exp2(np.clip(np.round(logarithm), -200, 200))
+    of_upper = found[unknown.upper]
     return Scales(
         power(found[unknown.x]),
         power(found[unknown.y]),
         power(of_rows),
-        float(power(found[unknown.upper])),
+        float(power(of_upper - np.log2(_total(terms, np.exp2(found[unknown.y]), np.exp2(of_upper))))),
         float(power(found[unknown.lower])),
     )
+
+
+def _total(terms: "_Terms", of_y: np.ndarray, of_upper: float) -> float:
+    """Return how steep or curved f is in y as a whole, at least 1: x moves many entries of y at once."""
+    hessian, linear = terms.upper
+    first = hessian.shape[0] - len(of_y)
+    curved = sp.diags(of_y) @ hessian[first:, first:] @ sp.diags(of_y)
+    norms = np.linalg.norm(of_y * linear[first:]), spl.norm(curved)
+    return max(1.0, *(float(of_upper * norm) for norm in norms))
 
 
 def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknowns", units: tuple[list, list]) -> "_Fit":
@@ -170,14 +181,27 @@ class _Terms:
     """The numbers of a problem: its rows; second derivatives of f in (x, y), and of g in y by (x, y); linear parts."""
 
     def __init__(self, flat: "FlatProblem", x: np.ndarray, y: np.ndarray):
-        small = max(flat.n_x, flat.n_y) <= _LARGE
         point = np.concatenate([x, y])
-        hessian = flat.upper_hessian(x, y) if small else sp.csc_matrix((len(point), len(point)))
-        self.upper = hessian, _linear_part(np.concatenate(flat.gradients("upper", x, y)), hessian, point)
-        parts = [flat.hessian("lower", "y", by, x, y) for by in ("x", "y")] if small else []
-        hessian = sp.hstack(parts, format="csc") if small else sp.csc_matrix((flat.n_y, len(point)))
-        self.lower = hessian, _linear_part(flat.gradients("lower", x, y)[1], hessian, point)
+        if max(flat.n_x, flat.n_y) <= _LARGE:
+            of_f = flat.upper_hessian(x, y)
+            of_g = sp.hstack([flat.hessian("lower", "y", by, x, y) for by in ("x", "y")], format="csc")
+        else:
+            own = [sp.diags(_row_norms(flat, level, of, x, y)) for level, of in _SQUARES]
+            of_f = sp.block_diag(own[:2], format="csc")
+            of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
+        self.upper = of_f, _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
+        self.lower = of_g, _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
         self.rows = _Groups(flat)
+
+
+_SQUARES = ("upper", "x"), ("upper", "y"), ("lower", "y")
+
+
+def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return about how long the rows of a second derivative are, by one product: its diagonal if there is only that."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (1, flat.n_x if of == "x" else flat.n_y))
+    _deadline.check()
+    return np.abs(flat.products(level, of, of, x, y)(signs)[0])
 
 
 class _Fit:

@@ -48,9 +48,21 @@ def joint_descent(
             yield point
             continue
         if last_look or drag >= _MOST_DRAG or (seen.promise <= none and (seen.settled or drag >= 1.0)):
+            yield from _polished(lower, upper, point, adjoint, radius)
             return
         # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
         curved, drag, radius, failed = not curved, 10 * drag, radius if not curved else 0.5 * radius, True
+
+
+def _polished(
+    lower: InteriorLower, upper: UpperSet, point: JointPoint, adjoint: np.ndarray, radius: float
+) -> Iterator[JointPoint]:
+    """Yield where the model's last step leads, if f is the same there: it cannot tell digits that its slope can."""
+    step = _step(lower, upper, point, classify(lower, point, NEAR), adjoint, radius, _LEAST_DRAG)
+    if step is not None and abs(step.predicted) <= _EPSILON * (1 + abs(point.value)):
+        trial = restore(lower, upper, step.point, step.sides)
+        if trial is not None and trial.value <= point.value + _EPSILON * (1 + abs(point.value)):
+            yield trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +146,7 @@ def _step(
     flat, x, y = lower.flat, point.x, point.y
     gradient = np.concatenate(flat.gradients("upper", x, y))
     model, _ = convexified(flat.lagrangian_hessian(x, y, adjoint))
-    model = model + sp.diags(np.full(len(gradient), drag * (1 + np.abs(gradient).max()) / lower.room))
+    model = model + sp.diags(drag * _sizes(gradient, model.diagonal(), flat.n_x) / lower.room)
     best, promise, branches, order = None, np.inf, [(-np.inf, 0, sides)], itertools.count(1)
     for _ in range(_MAX_BRANCHES):
         if not branches or (best is not None and best.predicted >= min(_ENOUGH * promise, -branches[0][0])):
@@ -157,6 +169,15 @@ def _step(
     return best
 
 
+def _sizes(gradient: np.ndarray, curvature: np.ndarray, n_x: int) -> np.ndarray:
+    """Return the size of the derivatives of f in x and in y, one for all entries of each: many of y may be small."""
+    steep = np.maximum(np.abs(gradient), np.abs(curvature))
+    parts = steep[:n_x].max(initial=0.0), steep[n_x:].max(initial=0.0)
+    least = _SMALLEST_SHARE * (1 + max(parts))
+    return np.repeat([max(part, least) for part in parts], [n_x, len(gradient) - n_x])
+
+
+_SMALLEST_SHARE = 1e-4
 _MAX_BRANCHES = 8
 _ENOUGH = 0.3  # of what the undecided rows promise
 
