@@ -42,11 +42,12 @@ def main() -> int:
     total = sum(len(task.indices) for task in tasks)
     for result in run(tasks, arguments.workers):
         results.append(result)
-        if sys.stderr.isatty():
+        for line in complaints([result], arguments.seed):
+            print(line, file=sys.stderr, flush=True)
+        if sys.stderr.isatty() or len(results) % 50 == 0:
             wrong, missed = (sum(each.outcome == kind for each in results) for kind in ("wrong", "missed"))
-            print(f"\r{len(results)} of {total}, {wrong} wrong, {missed} missed ", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+            end = "\r" if sys.stderr.isatty() else "\n"
+            print(f"{len(results)} of {total}, {wrong} wrong, {missed} missed ", end=end, file=sys.stderr, flush=True)
     order = {name: k for k, name in enumerate(FAMILIES)}
     results.sort(key=lambda result: (order[result.family], result.index))
     print("\n".join([table(results), *complaints(results, arguments.seed)]))

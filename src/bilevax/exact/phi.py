@@ -151,7 +151,7 @@ def _tilted(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tilt: np.nd
 
 def _penalised(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
     """Return Phi where g has several minimisers and is no quadratic: f with a small weight chooses among them."""
-    sign = _sign(flat)
+    sign, here = _sign(flat), flat.value("upper", x, lower.y)
     ends = {}
     for side in (sign, -sign):
         near, nearer = (
@@ -165,10 +165,12 @@ def _penalised(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
         # Next to a flat minimum the error falls as a root of the weight: the fifth for y^6, the ninth for y^10.
         ends[side] = nearer, values[1], _FLAT * abs(values[1] - values[0])
     if ends[sign] is None:
-        value = flat.value("upper", x, lower.y)
-        return Phi(lower, value, -np.inf, np.inf, np.inf, False)
+        return Phi(lower, here, -np.inf, np.inf, np.inf, False)
     chosen, value, error = ends[sign]
     other = sign * np.inf if ends[-sign] is None else ends[-sign][1]
+    if error > VALUE_TOLERANCE * (1 + abs(value)):  # it cannot be relied on: the minimiser that is known counts
+        low, high = min(value, other) - error, max(value, other) + error
+        return Phi(lower, here, low, high, max(high - here, here - low), False)
     lower = dataclasses.replace(lower, y=chosen.y, multipliers=chosen.multipliers, unique=False)
     return Phi(lower, value, min(value, other), max(value, other), error, False)
 
