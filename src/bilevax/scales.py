@@ -79,7 +79,7 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
         power(found[unknown.x]),
         power(found[unknown.y]),
         power(of_rows),
-        float(power(of_upper - np.log2(_total(terms, np.exp2(found[unknown.y]), np.exp2(of_upper))))),
+        float(power(of_upper - np.log2(_total(terms, np.exp2(found[unknown.y]), float(np.exp2(of_upper)))))),
         float(power(found[unknown.lower])),
     )
 
@@ -194,7 +194,7 @@ class _Terms:
         self.rows = _Groups(flat)
 
 
-_SQUARES = ("upper", "x"), ("upper", "y"), ("lower", "y")
+_SQUARES: "tuple[tuple[Level, Variable], ...]" = ("upper", "x"), ("upper", "y"), ("lower", "y")
 
 
 def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarray, y: np.ndarray) -> np.ndarray:
