@@ -9,8 +9,7 @@ the same scaled problem whatever the user's units.
 
 It is done in two steps. First every equation has a unit of its own: the rows, and the derivatives of f and g by each
 variable. The terms that are added up in an equation then have one size, and that tells X, free of what equations
-elsewhere look like. Then, with that X, the scales of the problem as a whole: Y, R, F and G. F counts the derivatives of
-f in y as a whole, not one by one: an entry of x moves many entries of y, and Phi with all of them.
+elsewhere look like. Then, with that X, the scales of the problem as a whole: Y, R, F and G.
 
 What counts is what does not depend on the point where f and g are a quadratic: second derivatives, the linear part that
 is left at the origin, A, B, bounds, widths of boxes. The size of x at the point only helps where nothing else tells a
@@ -74,23 +73,13 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     count = len(flat.rows.lower)
     of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.log2(terms.rows.length[:count])
     power = lambda logarithm: np.exp2(np.clip(np.round(logarithm), -200, 200))
-    of_upper = found[unknown.upper]
     return Scales(
         power(found[unknown.x]),
         power(found[unknown.y]),
         power(of_rows),
-        float(power(of_upper - np.log2(_total(terms, np.exp2(found[unknown.y]), float(np.exp2(of_upper)))))),
+        float(power(found[unknown.upper])),
         float(power(found[unknown.lower])),
     )
-
-
-def _total(terms: "_Terms", of_y: np.ndarray, of_upper: float) -> float:
-    """Return how steep or curved f is in y as a whole, at least 1: x moves many entries of y at once."""
-    hessian, linear = terms.upper
-    first = hessian.shape[0] - len(of_y)
-    curved = sp.diags(of_y) @ hessian[first:, first:] @ sp.diags(of_y)
-    norms = np.linalg.norm(of_y * linear[first:]), spl.norm(curved)
-    return max(1.0, *(float(of_upper * norm) for norm in norms))
 
 
 def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknowns", units: tuple[list, list]) -> "_Fit":
