@@ -45,6 +45,12 @@ def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     return candidate if candidate.error < point.error and candidate.at.finite else point
 
 
+def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> Point:
+    """The minimiser near that of a problem a little different, whose multipliers tell which rows are active."""
+    point = measure(at, rows, multipliers, ball_multipliers)
+    return point if point.error <= _EXACT else _newton_on_active(rows, point, _pushing(rows, point))
+
+
 def polish(rows: Rows, point: Point, tolerance: float) -> Point:
     """Newton's method on guesses of the active rows; the point itself when no guess has a smaller error."""
     best = point
