@@ -45,8 +45,19 @@ def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     return candidate if candidate.error < point.error and candidate.at.finite else point
 
 
-def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> Point:
+def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.ndarray, tolerance: float) -> Point:
     """The minimiser near that of a problem a little different, whose multipliers tell which rows are active."""
+    if not rows.domain.bounded:
+        # One step is all it takes where the same rows stay active and the objective is a quadratic.
+        side = np.where(rows.equality, 1, np.sign(multipliers)).astype(int)
+        held, held_balls = np.flatnonzero(side), np.flatnonzero(ball_multipliers)
+        move, change = _newton_step(rows, at, side, held, held_balls, multipliers, ball_multipliers)
+        moved, balls_moved = multipliers.copy(), ball_multipliers.copy()
+        moved[held] += change[: held.size]
+        balls_moved[held_balls] += change[held.size :]
+        point = measure(at.moved(move), rows, moved, np.maximum(balls_moved, 0.0))
+        if point.error <= 1e-3 * tolerance:
+            return point
     point = measure(at, rows, multipliers, ball_multipliers)
     return point if point.error <= _EXACT else _newton_on_active(rows, point, _pushing(rows, point))
 

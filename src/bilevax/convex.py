@@ -155,7 +155,13 @@ def minimise(
         if result is None:
             result = _newton(objective, constraints, rows, origin, tolerance)
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
-        if start is not None and (result.outcome is Outcome.INACCURATE or result.complementarity > SHARP):
+        # Where the very first one was infeasible, another start makes no difference.
+        hopeless = result.iterations == 1 and not np.isfinite(result.residual)
+        if (
+            start is not None
+            and not hopeless
+            and (result.outcome is Outcome.INACCURATE or result.complementarity > SHARP)
+        ):
             cold = _newton(objective, constraints, *_with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
             result = result if blunter else _better(result, cold)

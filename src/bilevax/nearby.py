@@ -31,7 +31,7 @@ class Nearby:
         if rows is None:
             return None
         multipliers = known.multipliers[rows.kept] * rows.norms
-        point = follow(rows, Local(objective, known.y), multipliers, known.ball_multipliers)
+        point = follow(rows, Local(objective, known.y), multipliers, known.ball_multipliers, tolerance)
         if not (point.error <= 0.1 * tolerance and point.at.finite):
             return None
         found = solution_at(constraints, rows, known.y, point, Outcome.OPTIMAL, 0)
