@@ -13,7 +13,7 @@ import scipy.sparse as sparse
 import scipy.sparse.linalg
 
 from bilevax import _deadline
-from bilevax.optimality import SMALL, Local, Point, Rows, measure, nearly_full, own_units, stacked
+from bilevax.optimality import SMALL, Local, Point, Rows, as_array, measure, nearly_full, own_units, stacked
 
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
@@ -262,7 +262,7 @@ def _saddle_point(
     `column` names the only column of a row of A, or is -1; such rows eliminate their variable.
     """
     size, dense = force.size, isinstance(matrix, np.ndarray)
-    second = hessian.toarray() if dense else hessian
+    second = as_array(hessian) if dense else hessian
     fixed, single = np.unique(column, return_index=True)
     fixed, single = fixed[fixed >= 0], single[fixed >= 0]
     pivot = np.asarray(matrix[single, fixed]).ravel()

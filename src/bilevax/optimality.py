@@ -420,8 +420,13 @@ def in_own_units(hessian: sparse.csc_matrix) -> Any:
     """
     unit = own_units(hessian)
     if unit.size <= SMALL:
-        return hessian.toarray() * unit * unit[:, None]
+        return as_array(hessian) * unit * unit[:, None]
     return sparse.csc_matrix(sparse.diags_array(unit) @ hessian @ sparse.diags_array(unit))
+
+
+def as_array(matrix: sparse.csc_matrix) -> np.ndarray:
+    """The matrix as an array: by way of its transpose, which SciPy need not sort by rows first."""
+    return matrix.T.toarray().T
 
 
 def nearly_full(matrix: Any) -> bool:

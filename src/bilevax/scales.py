@@ -115,7 +115,7 @@ def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknown
     return fit
 
 
-class _Groups:
+class RowGroups:
     """All rows, those of X and Y included, with parallel ones in one group: how often a row is written does not count.
 
     Attributes
@@ -197,7 +197,7 @@ class _Terms:
             of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
         self.upper = of_f, _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
         self.lower = of_g, _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
-        self.rows = _Groups(flat)
+        self.rows = flat.row_groups
 
 
 _SQUARES = ("upper", "x"), ("upper", "y"), ("lower", "y")
