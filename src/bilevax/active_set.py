@@ -13,7 +13,7 @@ import scipy.sparse as sparse
 import scipy.sparse.linalg
 
 from bilevax import _deadline
-from bilevax.optimality import SMALL, Local, Point, Rows, measure, nearly_full, own_units, stacked
+from bilevax.optimality import SMALL, Local, Point, Rows, as_array, measure, nearly_full, own_units, stacked
 
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
@@ -43,6 +43,23 @@ def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     candidate = _newton_on_active(rows, point, _pushing(rows, point))
     candidate = _with_basic_multipliers(rows, candidate, tolerance)
     return candidate if candidate.error < point.error and candidate.at.finite else point
+
+
+def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.ndarray, tolerance: float) -> Point:
+    """The minimiser near that of a problem a little different, whose multipliers tell which rows are active."""
+    if not rows.domain.bounded:
+        # One step is all it takes where the same rows stay active and the objective is a quadratic.
+        side = np.where(rows.equality, 1, np.sign(multipliers)).astype(int)
+        held, held_balls = np.flatnonzero(side), np.flatnonzero(ball_multipliers)
+        move, change = _newton_step(rows, at, side, held, held_balls, multipliers, ball_multipliers)
+        moved, balls_moved = multipliers.copy(), ball_multipliers.copy()
+        moved[held] += change[: held.size]
+        balls_moved[held_balls] += change[held.size :]
+        point = measure(at.moved(move), rows, moved, np.maximum(balls_moved, 0.0))
+        if point.error <= 1e-3 * tolerance:
+            return point
+    point = measure(at, rows, multipliers, ball_multipliers)
+    return point if point.error <= _EXACT else _newton_on_active(rows, point, _pushing(rows, point))
 
 
 def polish(rows: Rows, point: Point, tolerance: float) -> Point:
@@ -245,7 +262,7 @@ def _saddle_point(
     `column` names the only column of a row of A, or is -1; such rows eliminate their variable.
     """
     size, dense = force.size, isinstance(matrix, np.ndarray)
-    second = hessian.toarray() if dense else hessian
+    second = as_array(hessian) if dense else hessian
     fixed, single = np.unique(column, return_index=True)
     fixed, single = fixed[fixed >= 0], single[fixed >= 0]
     pivot = np.asarray(matrix[single, fixed]).ravel()

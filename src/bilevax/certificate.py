@@ -221,14 +221,17 @@ def certify(
     limit = np.inf if time_limit is None else time.monotonic() + time_limit
     with float64():
         point, y_like, guess = validate(problem, x, y)
-    user = FlatProblem(problem, point, y_like)
-    helpful = guess if user.n_y > _MANY else None
     with deadline(limit):
-        flat = in_time(lambda: equilibrated(user, point, helpful)) or user  # without the time, nothing will be measured
-    x_flat = flat.x_flat(point)
-    start = None if guess is None else flat.y_flat(guess)
-    with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])), deadline(limit):
-        return _certify(flat, x_flat, start, None if delta is None else float(delta))
+        return certify_flat(FlatProblem(problem, point, y_like), point, guess, delta)
+
+
+def certify_flat(user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None) -> Certificate:
+    """Return the certificate of an x, with somebody's y or None, of a problem in the user's units; see `certify`."""
+    with blas_threads(max(user.n_x, user.n_y, user.rows.A.shape[0])):
+        helpful = y if user.n_y > _MANY else None
+        flat = in_time(lambda: equilibrated(user, x, helpful)) or user  # without the time, nothing will be measured
+        start = None if y is None else flat.y_flat(y)
+        return _certify(flat, flat.x_flat(x), start, None if delta is None else float(delta))
 
 
 def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:

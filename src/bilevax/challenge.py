@@ -18,9 +18,10 @@ from scipy.optimize import nnls
 
 from bilevax import _deadline
 from bilevax._deadline import in_time
-from bilevax.convex import Constraints, Objective, minimise
+from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.derivatives import FlatProblem, equilibrated
-from bilevax.exact.phi import Phi, evaluate
+from bilevax.exact.phi import Phi, Surroundings, evaluate
+from bilevax.nearby import Nearby
 from bilevax.problem import BilevelProblem
 from bilevax.sets import SetRows
 from bilevax.stationarity import Stationarity
@@ -53,7 +54,7 @@ class Challenge(NamedTuple):
 
 def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
     """Try to find a point around x with a Phi that is smaller than what is stated of x allows."""
-    tried, lowest, size = 0, None, 1 + abs(here.value)
+    tried, lowest, size, around = 0, None, 1 + abs(here.value), Surroundings(flat, x, here.lower)
     allowed = here.error + _ROUNDING * size + quality.scale * quality.radius
     slope = quality.scale * max(_SLOPE, 10 * min(quality.value, _SLOPE))
     most = max(_FEWEST, _WORK // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
@@ -63,7 +64,7 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
             continue
         if _deadline.remaining() <= 0:
             break
-        there = in_time(functools.partial(evaluate, flat, trial, here.lower.y, thorough=False))
+        there = in_time(functools.partial(around.evaluate, trial))
         if there is None:
             break  # what was found before counts
         tried += 1
@@ -78,7 +79,7 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
 
 def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator[np.ndarray]:
     """Yield points of X around x."""
-    inside = _projection(flat.x_rows)
+    inside = _projection(flat.x_rows, x)
     random = np.random.default_rng(0)
     for gradient in _steepest(quality.pieces):
         for distance in _STEEPEST:
@@ -109,17 +110,21 @@ def _steepest(pieces: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     return [gradient for gradient in pieces[: _MOST_PIECES + 1] if np.any(gradient)]
 
 
-def _projection(rows: SetRows) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the projection onto X."""
+def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the projection onto X of points around one of its points."""
     if not rows.balls and np.all(np.diff(rows.matrix.indptr) == 1):
         bounds = rows.intervals()
         return lambda v: np.clip(v, *bounds)
     constraints = Constraints(rows.matrix, rows.lower, rows.upper, rows.balls)
-    identity = sp.eye(rows.matrix.shape[1], format="csc")
+    identity = sp.csc_matrix(sp.eye(len(x)))
+    itself = ConvexSolution(x, np.zeros(len(rows.lower)), np.zeros(len(rows.balls)), Outcome.OPTIMAL)
+    nearby = Nearby(constraints, itself)
 
     def nearest(v: np.ndarray) -> np.ndarray:
+        if rows.violation(v) == 0.0:
+            return v
         distance = Objective(lambda z: 0.5 * float((z - v) @ (z - v)), lambda z: z - v, lambda z: identity)
-        return minimise(distance, constraints, v).y
+        return nearby.minimise(distance, constraints).y
 
     return nearest
 
@@ -133,7 +138,7 @@ def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) 
     flat = equilibrated(FlatProblem(problem, x, y), x, y)
     point, guess = flat.x_flat(x), flat.y_flat(y)
     direction = point - flat.x_flat(start)
-    length, inside = np.abs(direction).max(initial=0.0), _projection(flat.x_rows)
+    length, inside = np.abs(direction).max(initial=0.0), _projection(flat.x_rows, point)
     if not (np.isfinite(length) and length > 0):
         return False
     values, last = [], guess

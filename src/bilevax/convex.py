@@ -155,7 +155,13 @@ def minimise(
         if result is None:
             result = _newton(objective, constraints, rows, origin, tolerance)
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
-        if start is not None and (result.outcome is Outcome.INACCURATE or result.complementarity > _SHARP):
+        # Where the very first one was infeasible, another start makes no difference.
+        hopeless = result.iterations == 1 and not np.isfinite(result.residual)
+        if (
+            start is not None
+            and not hopeless
+            and (result.outcome is Outcome.INACCURATE or result.complementarity > SHARP)
+        ):
             cold = _newton(objective, constraints, *_with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
             result = result if blunter else _better(result, cold)
@@ -181,7 +187,7 @@ def minimise(
     return result
 
 
-_SHARP = 1e-14  # with the active rows known it is rounding
+SHARP = 1e-14  # with the active rows known it is rounding
 
 
 def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
@@ -225,7 +231,7 @@ def _better(first: ConvexSolution, second: ConvexSolution) -> ConvexSolution:
     return second if second.outcome is not Outcome.INACCURATE or second.residual < first.residual else first
 
 
-def _solution(
+def solution_at(
     constraints: Constraints, rows: Rows, y: np.ndarray, best: Point | None, outcome: Outcome, iterations: int
 ) -> ConvexSolution:
     """The best point in the user's terms."""
@@ -252,7 +258,7 @@ def _settled(
     if not at.finite or (start.size > BASIC and not nearly_full(at.hessian)):
         return None
     point = settle(rows, at, tolerance)
-    return _solution(constraints, rows, start, point, Outcome.OPTIMAL, 0) if point.error <= 0.1 * tolerance else None
+    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if point.error <= 0.1 * tolerance else None
 
 
 def _newton(
@@ -268,7 +274,7 @@ def _newton(
     feasible, program = rows.infeasibility(start) <= 10 * tolerance, _Program(rows)
 
     def finish(outcome: Outcome) -> ConvexSolution:
-        return _solution(constraints, rows, at.y, best, outcome, iterations)
+        return solution_at(constraints, rows, at.y, best, outcome, iterations)
 
     if not at.finite or (not feasible and not at.convex):
         at, feasible = Local(objective, _interior_point(rows, start)), True
@@ -401,7 +407,8 @@ class _Program:
         if rows.domain.bounded or np.max(hessian.diagonal(), initial=0.0) > _STEEP:
             # Near the borders of the domain curvatures, and steps, are of very different sizes.
             unit = own_units(hessian)
-            matrix, hessian, gradient = matrix @ sparse.diags_array(unit), in_own_units(hessian), gradient * unit
+            matrix, gradient = matrix @ sparse.diags_array(unit), gradient * unit
+            hessian = sparse.csc_matrix(in_own_units(hessian))
         sides += [np.append(ball.radius + room, y[ball.index] - ball.center) for ball in rows.balls]
         side = np.concatenate(sides)
         # Clarabel's tolerances are partly absolute: bring the objective to unit size.
@@ -528,11 +535,12 @@ def _cleaned(rows: Rows, step: _Step) -> tuple[np.ndarray, np.ndarray]:
 
 def _unique(rows: Rows, point: Point) -> bool:
     """Whether the Lagrangian is strictly convex along the strongly active rows, which every minimiser satisfies."""
-    hessian, size = point.at.hessian, point.at.y.size
+    hessian, scaled, size = point.at.hessian, point.at.scaled_hessian, point.at.y.size
     if rows.balls:
         hessian = sparse.csc_matrix(hessian + sparse.diags_array(rows.ball_curvature(point.ball_multipliers, size)))
+        scaled = in_own_units(hessian)
     largest = np.max(abs(hessian.data), initial=0.0)
-    if largest > 0 and eigenvalues_above(in_own_units(hessian), 1e-9):
+    if largest > 0 and eigenvalues_above(scaled, 1e-9):
         return True
     strong = rows.equality | (rows.relative(abs(point.multipliers), point.scale) > 1e-8)
     free = np.setdiff1d(np.arange(size), rows.only_column[strong])

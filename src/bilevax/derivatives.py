@@ -26,7 +26,7 @@ from bilevax.convex import Objective
 from bilevax.coupling import Coupling
 from bilevax.operators import probe_columns
 from bilevax.problem import BilevelProblem, place
-from bilevax.scales import Scales, natural_scales
+from bilevax.scales import RowGroups, Scales, natural_scales
 from bilevax.sets import SetRows
 
 Level = Literal["upper", "lower"]
@@ -78,7 +78,7 @@ class FlatProblem:
         """Return the same problem in other units, ``scales`` being relative to the user's."""
         other = copy.copy(self)
         other.scales, other._patterns = scales, {}
-        for name in ("rows", "x_rows", "y_rows", "rows_in_y", "lower_quadratic"):
+        for name in ("rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic"):
             vars(other).pop(name, None)
         return other
 
@@ -134,6 +134,11 @@ class FlatProblem:
     def y_rows(self) -> SetRows:
         """The set Y as rows."""
         return self.problem.y_set.rows(self.y_like).in_units(self.scales.y)
+
+    @functools.cached_property
+    def row_groups(self) -> RowGroups:
+        """All rows, parallel ones together."""
+        return RowGroups(self)
 
     @functools.cached_property
     def rows_in_y(self) -> sp.csr_matrix:
@@ -272,7 +277,7 @@ class FlatProblem:
         """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
         return _properties(self.problem, level, _Frozen(self.x_like), _Frozen(self.y_like))
 
-    @property
+    @functools.cached_property
     def lower_is_quadratic(self) -> bool:
         """Whether g is a quadratic in y, whatever x."""
         return self.properties("lower").quadratic

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from bilevax import _trees
 from bilevax._deadline import OutOfTime, deadline, in_time
 from bilevax._precision import float64
-from bilevax.certificate import Certificate, certify
+from bilevax.certificate import Certificate, certify_flat
 from bilevax.challenge import falls_forever
 from bilevax.checkpoints import Checkpoint
 from bilevax.convex import Outcome
@@ -144,7 +144,7 @@ def solve(
     with float64():
         x, y_like, y = validate(problem, x0, y0, dtype)
         _warn_outside(problem, x)
-        method = chosen(solver)
+        method, flat = chosen(solver), FlatProblem(problem, x, y_like)
         limit = method.default_max_steps if max_steps is None else int(max_steps)
         watch = Watch(began, limit, time_limit, callback, progress, steady=isinstance(method, AbstractSolver))
         # A search looks at rtol all the way; a compiled loop only to stop.
@@ -157,12 +157,12 @@ def solve(
                     "checkpoint, resume: expected the default or a compiled solver such as SFLCB(...), got "
                     f"{type(method).__name__}."
                 )
-            ending = search(problem, method, x, y_like, y, warm_start, rtol, watch, *files)
-            ending, certificate = _pursued(problem, method, ending, rtol, watch, files[0])
+            ending = search(flat, method, x, y, warm_start, rtol, watch, *files)
+            ending, certificate = _pursued(flat, method, ending, rtol, watch, files[0])
         else:
             method.check(problem, x, y_like)
             ending = _iterate(problem, method, x, y_like, y, warm_start, rtol, atol, dtype, watch, *files)
-            ending, certificate = _judged(problem, method, ending, watch)
+            ending, certificate = _judged(flat, method, ending, watch)
         if ending.failure is not Status.DIVERGED and not certificate.confirms(rtol) and watch.ended is None:
             with deadline(watch.ends + watch.grace):
                 if in_time(lambda: falls_forever(problem, ending.x, certificate.y, x)):
@@ -474,10 +474,9 @@ def next_chunk(chunk: int, taken: float, block: int) -> int:
 
 
 def search(
-    problem: BilevelProblem,
+    flat: FlatProblem,
     solver: HostSolver,
     x: PyTree,
-    y_like: PyTree,
     y: PyTree | None,
     warm_start: Any,
     rtol: float,
@@ -486,10 +485,10 @@ def search(
     resume: Checkpoint | None = None,
 ) -> Ending:
     """Run a search on the host, a look after each of its steps."""
-    flat, multipliers = FlatProblem(problem, x, y_like), None
+    problem, multipliers = flat.problem, None
     if warm_start is not None:
         form = lambda tree: (jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)])
-        wanted = form((x, y_like, problem.unwrap_rows(flat.row_shapes)))
+        wanted = form((flat.x_like, flat.y_like, problem.unwrap_rows(flat.row_shapes)))
         if not isinstance(warm_start, Solution) or form((warm_start.x, warm_start.y, warm_start.multipliers)) != wanted:
             raise ValueError("warm_start: expected a Solution of a problem with the same shapes.")
         x, y, multipliers = warm_start.x, warm_start.y, _trees.flatten_host(warm_start.multipliers)
@@ -560,15 +559,13 @@ def _made_exact(flat: FlatProblem, solver: HostSolver, last: Snapshot, best: Sna
     return (flat.x_tree(x), flat.y_tree(lower.y)) if lower.outcome is Outcome.OPTIMAL and better else None
 
 
-def certified(
-    problem: BilevelProblem, solver: AbstractSolver | HostSolver, ending: Ending
-) -> tuple[Ending, Certificate]:
+def certified(flat: FlatProblem, solver: AbstractSolver | HostSolver, ending: Ending) -> tuple[Ending, Certificate]:
     """Return an ending and its certificate: for a run that was stopped, the better of its best and its last point."""
 
     def judge(x: PyTree, y: PyTree) -> Certificate:
         # A lower-level iterate that is not finite is no help, but still tells the structure of y.
         y = jax.tree.map(lambda leaf: np.nan_to_num(leaf, posinf=0.0, neginf=0.0), y)
-        return certify(problem, x, y, delta=getattr(solver, "delta", None))
+        return certify_flat(flat, x, y, getattr(solver, "delta", None))
 
     later = in_time(ending.later) if ending.exact else None
     ending = ending if later is None else ending._replace(x=later[0], y=later[1])
@@ -577,7 +574,6 @@ def certified(
         ending = ending._replace(x=later[0], y=later[1])
         certificate = judge(*later)
     if np.isnan(certificate.value):
-        flat = FlatProblem(problem, ending.x, certificate.y)
         x, y = _trees.flatten_host(ending.x), _trees.flatten_host(certificate.y)
         numbers = in_time(lambda: [flat.value_and_gradients(level, x, y) for level in ("upper", "lower")])
         if not all(np.isfinite(part).all() for level in numbers or () for part in level):
@@ -586,15 +582,15 @@ def certified(
 
 
 def _judged(
-    problem: BilevelProblem, solver: AbstractSolver | HostSolver, ending: Ending, watch: "Watch"
+    flat: FlatProblem, solver: AbstractSolver | HostSolver, ending: Ending, watch: "Watch"
 ) -> tuple[Ending, Certificate]:
     """Return `certified` in the time that a certificate has."""
     with deadline(watch.last_call):
-        return certified(problem, solver, ending)
+        return certified(flat, solver, ending)
 
 
 def _pursued(
-    problem: BilevelProblem,
+    flat: FlatProblem,
     solver: HostSolver,
     ending: Ending,
     rtol: float,
@@ -602,16 +598,13 @@ def _pursued(
     checkpoint: Checkpoint | None,
 ) -> tuple[Ending, Certificate]:
     """Return an ending and its certificate; where the challenge found a better point, the search goes on from there."""
-    ending, certificate = _judged(problem, solver, ending, watch)
+    ending, certificate = _judged(flat, solver, ending, watch)
     for _ in range(_MOST_PURSUITS if solver.keeps_diary else 0):
         over = watch.ended is not None or time.monotonic() >= watch.ends
         if certificate.descent is None or certificate.failure is not None or over:
             break
-        y_like = _trees.shapes(certificate.y)
-        further = search(
-            problem, solver, certificate.descent.x, y_like, certificate.y, None, rtol, watch, checkpoint
-        )._replace(steps=ending.steps)
-        found = _judged(problem, solver, further, watch)
+        further = search(flat, solver, certificate.descent.x, certificate.y, None, rtol, watch, checkpoint)
+        found = _judged(flat, solver, further._replace(steps=ending.steps), watch)
         if not found[1].value < certificate.value:
             break
         ending, certificate = found

@@ -13,6 +13,7 @@ from bilevax import _trees
 from bilevax._deadline import deadline
 from bilevax._precision import float64
 from bilevax.coupling import LinearCoupling
+from bilevax.derivatives import FlatProblem
 from bilevax.driver import (
     Ending,
     Watch,
@@ -113,11 +114,12 @@ def multistart(
             else _all_at_once(problem, points, y0, method, rtol, atol, new_watch())
         )
         merged, answer_of = _merge(endings)
+        flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
         solutions, last_call = [], new_watch().last_call
         for number, (ending, watch) in enumerate(merged):
             now = time.monotonic()
             with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
-                judged = certified(problem, method, ending)
+                judged = certified(flat, method, ending)
             solutions.append(conclude(method, *judged, watch, rtol))
     order = _ranked(solutions)
     position = np.argsort(order)
@@ -155,7 +157,7 @@ def _one_by_one(
         if endings and time.monotonic() >= watch.ends:
             break
         x, y_like, y = validate(problem, point, y0)
-        endings.append((search(problem, solver, x, y_like, y, None, rtol, watch), watch))
+        endings.append((search(FlatProblem(problem, x, y_like), solver, x, y, None, rtol, watch), watch))
     return endings
 
 

@@ -213,7 +213,7 @@ def probe_columns(
         blocks.append(compressed(block))
     if not blocks or rows == 0:
         return sp.csc_matrix(shape)
-    return sp.vstack(blocks, format="csr").T
+    return (blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")).T
 
 
 def compressed(array: np.ndarray) -> sp.csr_matrix:

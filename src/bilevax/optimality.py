@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,8 @@ class Local:
     @functools.cached_property
     def hessian(self) -> sparse.csc_matrix:
         """The Hessian; infinite curvature, as that of y^1.5 at 0, is a number that holds its variable in place."""
-        hessian = sparse.csc_matrix(self.objective.hessian(self.y))
+        hessian = self.objective.hessian(self.y)
+        hessian = hessian if isinstance(hessian, sparse.csc_matrix) else sparse.csc_matrix(hessian)
         if np.any(hessian.data == np.inf):
             hessian = sparse.csc_matrix((np.minimum(hessian.data, _RIGID), hessian.indices, hessian.indptr))
         return hessian
@@ -119,7 +120,12 @@ class Local:
     @functools.cached_property
     def convex(self) -> bool:
         """Whether the Hessian is positive semidefinite, up to rounding."""
-        return eigenvalues_above(in_own_units(self.hessian), -1e-9)
+        return eigenvalues_above(self.scaled_hessian, -1e-9)
+
+    @functools.cached_property
+    def scaled_hessian(self) -> Any:
+        """The Hessian for variables in the units of their curvature."""
+        return in_own_units(self.hessian)
 
 
 def stacked(blocks: list) -> Any:
@@ -236,6 +242,12 @@ class Rows:
         low, high = np.where(below, low, -np.inf), np.where(above, high, np.inf)
         domain = Domain(low, high, self.kept[open_below], self.kept[open_above])
         return Rows(self.matrix[keep], lower[keep], upper[keep], self.balls, self.kept[keep], self.norms[keep], domain)
+
+    def with_sides(self, lower: np.ndarray, upper: np.ndarray) -> Rows:
+        """The same rows with other sides, given as the problem has them; what is known of the matrix stays known."""
+        other = replace(self, lower=lower[self.kept] / self.norms, upper=upper[self.kept] / self.norms)
+        vars(other).update({name: getattr(self, name) for name in ("upward", "transpose", "sizes", "only_column")})
+        return other
 
     @functools.cached_property
     def transpose(self) -> Any:
@@ -394,15 +406,27 @@ def own_units(hessian: sparse.csc_matrix) -> np.ndarray:
     Curvatures may differ by many orders of magnitude, as those of the entropy of shares do.
     """
     curvature = hessian.diagonal()
+    if np.min(curvature, initial=np.inf) > 1e-10:  # none is flat
+        return 1 / np.sqrt(curvature)
     positive = curvature[curvature > 0]
     middle = float(np.median(positive)) if positive.size else 1.0
     return 1 / np.sqrt(np.where(curvature > 1e-10 * min(middle, 1.0), curvature, middle))
 
 
-def in_own_units(hessian: sparse.csc_matrix) -> sparse.csc_matrix:
-    """The Hessian for variables in the units of their curvature: its diagonal is 1 wherever it was positive."""
-    unit = sparse.diags_array(own_units(hessian))
-    return sparse.csc_matrix(unit @ hessian @ unit)
+def in_own_units(hessian: sparse.csc_matrix) -> Any:
+    """The Hessian for variables in the units of their curvature: its diagonal is 1 wherever it was positive.
+
+    An array up to `SMALL` variables, else a sparse matrix.
+    """
+    unit = own_units(hessian)
+    if unit.size <= SMALL:
+        return as_array(hessian) * unit * unit[:, None]
+    return sparse.csc_matrix(sparse.diags_array(unit) @ hessian @ sparse.diags_array(unit))
+
+
+def as_array(matrix: sparse.csc_matrix) -> np.ndarray:
+    """The matrix as an array: by way of its transpose, which SciPy need not sort by rows first."""
+    return matrix.T.toarray().T
 
 
 def nearly_full(matrix: Any) -> bool:
@@ -410,8 +434,12 @@ def nearly_full(matrix: Any) -> bool:
     return matrix.nnz > 0.1 * matrix.shape[0] * matrix.shape[1]
 
 
-def eigenvalues_above(matrix: sparse.csc_matrix, bound: float) -> bool:
+def eigenvalues_above(matrix: Any, bound: float) -> bool:
     """Whether all eigenvalues are at least `bound`; where that cannot be found out, whether `bound` is negative."""
+    if isinstance(matrix, np.ndarray):
+        if not matrix.any():
+            return bound <= 0
+        return scipy.linalg.lapack.dpotrf(matrix - bound * np.eye(len(matrix)))[1] == 0
     labels = np.zeros(matrix.shape[0], int)
     if labels.size > SMALL and not nearly_full(matrix):
         labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]

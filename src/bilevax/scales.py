@@ -17,9 +17,10 @@ scale.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
@@ -32,7 +33,9 @@ _NOISE = 1e-10  # what is this much smaller than the terms of which it is the su
 _SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does
 _OUTLIER = 3.0  # decades off its fit from which a number counts less
 _ROUNDS = 4  # of fitting with outliers counting less
+_REFINEMENTS = 3
 _DENSE = 300  # unknown scales up to which the fit is done by dense algebra
+_SMALL = 20_000  # entries, zeros included, up to which its matrix is an array
 _MOST_ENTRIES = 200_000  # of one matrix; more are sampled
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
@@ -99,7 +102,7 @@ def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknown
     return fit
 
 
-class _Groups:
+class RowGroups:
     """All rows, those of X and Y included, with parallel ones in one group: how often a row is written does not count.
 
     Attributes
@@ -122,11 +125,12 @@ class _Groups:
         low = np.concatenate([rows.lower, of_x.lower, of_y.lower])
         high = np.concatenate([rows.upper, of_x.upper, of_y.upper])
         entries = np.diff(matrix.indptr)
-        largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel() if matrix.nnz else np.zeros(len(low))
-        self.length = np.where(entries > 0, largest, 1.0)
-        sign = np.ones(len(low))
-        sign[entries > 0] = np.sign(matrix.data[matrix.indptr[:-1][entries > 0]])
-        unit = sp.csr_matrix(sp.diags(sign / self.length) @ matrix)
+        self.length, sign, starts = np.ones(len(low)), np.ones(len(low)), matrix.indptr[:-1][entries > 0]
+        if starts.size:
+            self.length[entries > 0] = np.maximum.reduceat(np.abs(matrix.data), starts)
+            sign[entries > 0] = np.sign(matrix.data[starts])
+        unit = matrix
+        unit.data *= np.repeat(sign / self.length, entries)
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
         shapes: dict[bytes, int] = {}
         first = []
@@ -180,7 +184,7 @@ class _Terms:
             of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
         self.upper = of_f, _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
         self.lower = of_g, _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
-        self.rows = _Groups(flat)
+        self.rows = flat.row_groups
 
 
 _SQUARES: "tuple[tuple[Level, Variable], ...]" = ("upper", "x"), ("upper", "y"), ("lower", "y")
@@ -235,16 +239,20 @@ class _Fit:
         answer = np.zeros(self.count) if known is None else np.nan_to_num(known)
         free = np.flatnonzero(np.ones(self.count, bool) if known is None else np.isnan(known))
         target, matrix, strength = target - matrix @ answer, matrix[:, free], weight
+        if matrix.shape[0] * matrix.shape[1] <= _SMALL:
+            matrix = matrix.toarray()
         for _ in range(_ROUNDS):
-            answer[free] = _least_squares(sp.diags(strength) @ matrix, strength * target)
+            weighted = matrix * strength[:, None] if isinstance(matrix, np.ndarray) else sp.diags(strength) @ matrix
+            answer[free] = _least_squares(weighted, strength * target)
             off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
 
 
-def _least_squares(matrix: sp.csr_matrix, target: np.ndarray) -> np.ndarray:
-    """Return the solution of least norm."""
+def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:
+    """Return the solution of least norm; the matrix is an array or sparse."""
     if matrix.shape[1] > _DENSE:
+        matrix = sp.csr_matrix(matrix)
         transposed = sp.csr_matrix(matrix.T)
 
         def times(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
@@ -255,11 +263,15 @@ def _least_squares(matrix: sp.csr_matrix, target: np.ndarray) -> np.ndarray:
             matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(transposed, v), dtype=float
         )
         return spl.lsmr(watched, target, atol=1e-8, btol=1e-8, maxiter=200)[0]
-    normal = (matrix.T @ matrix).toarray()
-    values, vectors = np.linalg.eigh(normal)
-    kept = values > 1e-12 * values[-1]
-    vectors = vectors[:, kept]
-    return vectors @ ((vectors.T @ (matrix.T @ target)) / values[kept])
+    normal, right = matrix.T @ matrix, matrix.T @ target
+    normal = normal if isinstance(normal, np.ndarray) else normal.toarray()
+    # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
+    weight = 1e-9 * max(1.0, normal.diagonal().max())
+    factor = scipy.linalg.cho_factor(normal + weight * np.eye(len(normal)), check_finite=False)
+    answer = np.zeros(len(normal))
+    for _ in range(_REFINEMENTS):
+        answer += scipy.linalg.cho_solve(factor, right - normal @ answer, check_finite=False)
+    return answer
 
 
 def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix, point: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from bilevax._deadline import OutOfTime
 from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
 from bilevax.derivatives import FlatProblem
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
+from bilevax.nearby import Nearby
 from bilevax.stationarity import value_spread
 
 LOWER_TOLERANCE = 1e-7  # residuals up to which a lower-level answer may be relied on
@@ -87,10 +88,26 @@ def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, 
     start
         Where the lower level's minimisation begins.
     thorough
-        Whether to bracket the minimisers. If not, the one that is found counts, unless g is a quadratic: for many
-        evaluations around a point where more is known.
+        Whether to bracket the minimisers. If not, the one that is found counts, unless g is a quadratic.
     """
-    lower = solve_flat(flat, x, start)
+    return _phi(flat, x, solve_flat(flat, x, start), thorough)
+
+
+class Surroundings:
+    """Phi at many points around one where it is known, minimisers not bracketed."""
+
+    def __init__(self, flat: FlatProblem, x: np.ndarray, lower: ConvexSolution):
+        self._flat = flat
+        self._nearby = Nearby(constraints_at(flat, x), lower)
+
+    def evaluate(self, x: np.ndarray) -> Phi:
+        """Evaluate Phi at another x."""
+        flat = self._flat
+        lower = self._nearby.minimise(objective_at(flat, x), constraints_at(flat, x))
+        return _phi(flat, x, lower, thorough=False)
+
+
+def _phi(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, thorough: bool) -> Phi:
     if not proven(lower):
         value = np.inf if lower.outcome is Outcome.INFEASIBLE else np.nan
         return Phi(lower, value, value, value, np.inf, False)
@@ -119,12 +136,12 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
     """Return Phi where only tilting tells whether the minimiser is the only one, and how well it is known."""
     f_y = flat.gradients("upper", x, lower.y)[1]
     random = np.random.default_rng(0).standard_normal(flat.n_y)
-    error, closed = 0.0, True
+    error, closed, nearby = 0.0, True, Nearby(constraints_at(flat, x), lower)
     for direction in (f_y, random) if np.any(f_y) else (random,):
         before = width = moved = np.inf
         for size in _TILTS:
             tilt = size * direction / np.abs(direction).max()
-            ends = [_tilted(flat, x, lower, sign * tilt) for sign in (1.0, -1.0)]
+            ends = [_tilted(flat, x, nearby, sign * tilt) for sign in (1.0, -1.0)]
             if any(end.outcome is Outcome.UNBOUNDED for end in ends):
                 away = dataclasses.replace(lower, outcome=Outcome.UNBOUNDED)
                 return Phi(away, np.nan, np.nan, np.nan, np.inf, False)
@@ -142,11 +159,11 @@ def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: f
     return _penalised(flat, x, lower)
 
 
-def _tilted(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, tilt: np.ndarray) -> ConvexSolution:
+def _tilted(flat: FlatProblem, x: np.ndarray, nearby: Nearby, tilt: np.ndarray) -> ConvexSolution:
     """Solve the lower level with a linear function added to g."""
     g = objective_at(flat, x)
     tilted = Objective(lambda y: g.value(y) + float(tilt @ y), lambda y: g.gradient(y) + tilt, g.hessian)
-    return minimise(tilted, constraints_at(flat, x), lower.y, tolerance=_FINE * np.abs(tilt).max())
+    return nearby.minimise(tilted, constraints_at(flat, x), _FINE * float(np.abs(tilt).max()))
 
 
 def _penalised(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:

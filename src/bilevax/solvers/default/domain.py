@@ -5,6 +5,7 @@ such a bound is no row; but steps must end before it, and starts lie inside.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -74,6 +75,8 @@ def find_domain(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Domain:
     """Return the domain of g at x, as seen from y or, if g is not finite there, from where it is."""
     low, high = flat.y_rows.intervals()
     centre = _where_finite(flat, x, y)
+    if flat.lower_is_quadratic:  # its gradient is finite everywhere
+        return dataclasses.replace(no_domain(flat.n_y), centre=centre)
     slope = lambda point: flat.gradients("lower", x, point)[1]
     sides = [(low, 1.0), (high, -1.0)]
     found = []
@@ -110,8 +113,11 @@ def _infinite(slope, centre: np.ndarray, bound: np.ndarray, sign: float, candida
 def _where_finite(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return a point near y, well inside its bounds, where g is finite; y itself where none is found."""
     inside, random = flat.y_rows.well_inside, np.random.default_rng(0)
-    ones = np.ones(len(y))
-    points = [inside(y), y, inside(np.zeros(len(y))), inside(ones), inside(-ones)]
-    points += [inside(size * random.standard_normal(len(y))) for size in (1.0, 0.1, 10.0) for _ in range(20)]
     finite = lambda point: np.isfinite(flat.gradients("lower", x, point)[1]).all()
-    return next((point for point in points if finite(point)), y)
+
+    def points() -> Iterator[np.ndarray]:
+        ones = np.ones(len(y))
+        yield from (inside(y), y, inside(0 * ones), inside(ones), inside(-ones))
+        yield from (inside(size * random.standard_normal(len(y))) for size in (1.0, 0.1, 10.0) for _ in range(20))
+
+    return next(filter(finite, points()), y)

@@ -131,13 +131,15 @@ def exact_descent(
 ) -> Iterator[tuple[Evaluated, bool]]:
     """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left."""
     size = lambda: 1 + np.abs(point.lower.x).max(initial=0.0)
-    radius, margin = size(), 1e-7
+    radius, margin, slope = size(), 1e-7, np.inf
     for _ in range(iterations):
         step = _best_step(model, upper, point, radius, margin, rtol)
-        if step is None:
+        rounding = _EPSILON * (1 + abs(point.value))
+        # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
+        if step is None or (step.predicted <= rounding and step.slope > 0.5 * slope):
             yield point, True
             return
-        rounding = _EPSILON * (1 + abs(point.value))
+        slope = step.slope if step.predicted <= rounding else np.inf
         if step.trial is not None and point.value - step.trial.value >= 1e-3 * step.predicted - rounding:
             if step.length >= 0.9 * radius:
                 radius *= 3
