@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := cli,plot,report,sklearn,data,docs,dev
 
-.PHONY: install demo test lint types unit bench attack docs lock clean
+.PHONY: install demo test lint types unit quick choose-quick bench attack docs lock clean
 
 install: $(VENV)/installed
 
@@ -28,6 +28,13 @@ types: install
 
 unit: install
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The fastest tests, together less than a minute; `make choose-quick` runs all and chooses them anew.
+quick: install
+	$(BIN)/pytest -n 2 --dist worksteal --quick
+
+choose-quick: install
+	$(BIN)/pytest -n 2 --dist worksteal --choose-quick
 
 bench: install
 	$(BIN)/python benchmarks/sflcb_step.py

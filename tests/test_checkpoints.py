@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import checkpoints
+from bilevax import checkpoints, driver
 from bilevax._precision import float64
 from bilevax.demo import made_up_network
 from bilevax.derivatives import FlatProblem
@@ -76,11 +76,13 @@ def test_checkpoint_of_a_float32_run(tmp_path):
 # --- the default
 
 
+@functools.cache
 def quadratic():
     """Dense, with inequality rows."""
     return random_quadratic(8, 12, 8, upper="quadratic", seed=3, with_theta_bar=False)[0], np.zeros(8)
 
 
+@functools.cache
 def bent():
     """Dense, g not quadratic: Hessians change from point to point."""
     random = np.random.default_rng(0)
@@ -96,6 +98,7 @@ def bent():
     return problem, np.full(3, 0.3)
 
 
+@functools.cache
 def network():
     """Sparse: g is linear in the flows."""
     design = made_up_network()
@@ -127,26 +130,53 @@ def same_answer(a, b):
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.fixture
+def certified_once(monkeypatch):
+    """Give a point that was certified before, the same to the last bit, its certificate: here the way to it counts."""
+    known, certify = {}, driver.certify
+
+    def remembered(problem, *point, **more):
+        key = id(problem), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((point, more)))
+        if key not in known:
+            known[key] = certify(problem, *point, **more), problem  # while it is kept, its id is no other's
+        return known[key][0]
+
+    monkeypatch.setattr(driver, "certify", remembered)
+
+
+class BreakOff(Exception):
+    """Ends a run on the spot, without a certificate."""
+
+
+def broken_off(stop, problem, x0, **settings):
+    """Run to ``stop`` steps; return the steps that were seen, and the solution of a run that came to its end before."""
+    steps = []
+
+    def callback(progress):
+        steps.append(progress.steps)
+        if progress.steps >= stop:
+            raise BreakOff
+
+    try:
+        return steps, bx.solve(problem, x0, callback=callback, **settings)
+    except BreakOff:
+        return steps, None
+
+
 def in_slices(path, every, problem, x0, **settings):
-    """Solve by one run after another, each stopped ``every`` steps beyond the last one and resumed by the next."""
-    stop, resume, firsts = every, None, []
+    """Solve by one run after another, each broken off ``every`` steps beyond the last one and resumed by the next."""
+    stop, firsts = every, []
     while True:
-        solution = bx.solve(
-            problem,
-            x0,
-            callback=lambda progress, stop=stop: progress.steps >= stop,
-            checkpoint=path,
-            resume=resume,
-            **settings,
-        )
-        firsts.append(int(solution.history["step"][0]))
-        if solution.history["phase"][-1] == "answer":
+        steps, solution = broken_off(stop, problem, x0, checkpoint=path, **settings)
+        firsts.append(steps[0])
+        if solution is not None:
             return solution, firsts
-        stop, resume, settings = stop + every, path, {key: settings[key] for key in settings if key != "warm_start"}
+        settings = {key: settings[key] for key in settings if key != "warm_start"} | {"resume": path}
+        stop += every
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path):
+def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path, certified_once):
     make, settings = CASES[case]
     problem, x0 = make()
     whole = bx.solve(problem, x0, **settings)
@@ -158,12 +188,23 @@ def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path):
         assert len(set(firsts)) >= 3 or every > 2  # what is finished is not done again
 
 
-def test_what_the_sparse_path_has_learned_is_resumed(tmp_path):
+def test_what_the_sparse_path_has_learned_is_resumed(tmp_path, certified_once):
     problem, x0 = crossing()
-    whole, path = bx.solve(problem, x0), tmp_path / "run.ckpt"
+    whole, path, settings = bx.solve(problem, x0), tmp_path / "run.ckpt", {}
     for stop in (8, 17, 49):
-        bx.solve(problem, x0, checkpoint=path, callback=lambda progress, stop=stop: progress.steps >= stop)
-        same_answer(bx.solve(problem, x0, resume=path), whole)
+        broken_off(stop, problem, x0, checkpoint=tmp_path / "next.ckpt", **settings)
+        (tmp_path / "next.ckpt").rename(path)
+        settings = {"resume": path}
+        same_answer(bx.solve(problem, x0, **settings), whole)
+
+
+def test_a_run_stopped_by_its_callback_is_resumed(tmp_path):
+    path = tmp_path / "run.ckpt"
+    stopped = bx.solve(toy(), 1.5, checkpoint=path, callback=lambda progress: progress.steps >= 7)
+    assert stopped.status is bx.Status.CALLBACK
+    resumed = bx.solve(toy(), 1.5, resume=path)
+    same_answer(resumed, bx.solve(toy(), 1.5))
+    assert resumed.history["step"][0] > 0
 
 
 def test_a_learner_changes_nothing_but_its_state():
@@ -208,7 +249,7 @@ def test_every_learner_of_the_default_declares_its_state():
         assert changed <= set(made.state._fields), (type(made), changed)
 
 
-def test_a_warm_start_resumed_bit_for_bit(tmp_path):
+def test_a_warm_start_resumed_bit_for_bit(tmp_path, certified_once):
     for make in (quadratic, network):
         problem, x0 = make()
         earlier = bx.solve(problem, x0, rtol=1e-2)
@@ -251,7 +292,7 @@ KILLED_DEFAULT = textwrap.dedent(
         ("bent, first-order", 99, 3),
     ],
 )
-def test_the_default_killed_and_resumed_bit_for_bit(case, step, write, tmp_path):
+def test_the_default_killed_and_resumed_bit_for_bit(case, step, write, tmp_path, certified_once):
     path = tmp_path / "run.ckpt"
     tests = str(pathlib.Path(__file__).parent)
     code = KILLED_DEFAULT.format(tests=tests, case=case, path=str(path), step=step, write=write)

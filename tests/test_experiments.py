@@ -32,6 +32,15 @@ SMALL: dict[str, Callable[[], Report]] = {
 }
 
 
+FEW = functools.partial(paper_splits, train=200, validation=80)  # of the published 500 and 150
+
+
+@pytest.fixture(autouse=True)
+def _small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (svm, methods):
+        monkeypatch.setattr(module, "paper_splits", FEW)
+
+
 @functools.cache
 def small(name: str) -> Report:
     return SMALL[name]()
@@ -42,7 +51,7 @@ def problem_of(name: str, row: dict[str, str]) -> bx.BilevelProblem:
         return bx.problems.toy()
     if name in ("svm", "methods"):
         dataset = quadratic_features(diabetes(data_file("libsvm", "diabetes_scale")))
-        split = paper_splits(dataset, 2)[int(row["split"])]
+        split = FEW(dataset, 2)[int(row["split"])]
         return bx.problems.svm(split.train, split.validation)
     return NetworkDesign.from_json(data_file("networks", "net3.json")).problem()
 
