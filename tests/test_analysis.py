@@ -12,10 +12,10 @@ import scipy.sparse as sp
 from jax.scipy.special import entr, kl_div, logsumexp, rel_entr, xlogy
 
 import bilevax as bx
-from bilevax.analysis import analyse, analyse_objective, jets, prove_by_hessian
-from bilevax.analysis.program import Program
-from bilevax.analysis.tracing import trace
 from bilevax.datasets import Dataset
+from bilevax.model.analysis import analyse, analyse_objective, jets, prove_by_hessian
+from bilevax.model.analysis.program import Program
+from bilevax.model.analysis.tracing import trace
 from bilevax.problems import NetworkDesign, svm, textbook, toy
 from bilevax.problems.quadratic import random_quadratic
 from known import RECORDS, judge

@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax.convex import Constraints, Objective, Outcome, minimise
-from bilevax.driver import place_solver
-from bilevax.problem import place
+from bilevax.convex.minimise import Constraints, Objective, Outcome, minimise
+from bilevax.driver.solve import place_solver
+from bilevax.model.problem import place
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.projection import RowSet, project_onto, squared_norm
 from known import TEXTBOOK, hinge, slopes, toy, valley

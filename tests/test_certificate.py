@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.model.flat import FlatProblem, equilibrated
 from known import (
     RECORDS,
     SMALL,

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import checkpoints, driver
-from bilevax._precision import float64
-from bilevax.demo import made_up_network
-from bilevax.derivatives import FlatProblem
-from bilevax.problem import validate
+from bilevax._support.precision import float64
+from bilevax.app.demo import made_up_network
+from bilevax.driver import checkpoints
+from bilevax.driver import solve as driver
+from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import validate
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.diary import Diary, Learning
 from known import toy
@@ -392,7 +393,7 @@ def without_fields(state):
         pytest.param(lambda state: state.pop("arrays"), id="no count"),
         pytest.param(lambda state: without_fields(state) or state.clear(), id="a record without fields"),
         pytest.param(
-            lambda state: state.update(state={"record": ["bilevax.checkpoints", "Path"], "fields": {"dict": []}}),
+            lambda state: state.update(state={"record": [checkpoints.__name__, "Path"], "fields": {"dict": []}}),
             id="a class that we only import",
         ),
     ],

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import bilevax as bx
-from bilevax import cli, demo
+from bilevax.app import cli, demo
 from bilevax.problems.toy import LOCAL_MINIMA
 from shared_data import data_file
 
@@ -283,7 +283,7 @@ def test_info(folder, monkeypatch):
 def test_bench_lists_and_runs(folder):
     assert "sflcb_step" in told("bench")["benchmarks"]
     assert "expected one of" in told("bench", "nothing", code=2)["error"]
-    command = [sys.executable, "-m", "bilevax.cli", "bench", "sflcb_step", "--", "--help"]
+    command = [sys.executable, "-m", "bilevax.app.cli", "bench", "sflcb_step", "--", "--help"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0
     assert "--turns" in run.stdout
@@ -304,7 +304,7 @@ def test_compare_judges_each_method(folder):
 
 
 def test_reproduce_delegates(folder, monkeypatch):
-    from bilevax.experiments import __main__ as experiments
+    from bilevax.app.experiments import __main__ as experiments
 
     asked = []
     monkeypatch.setattr(experiments, "main", lambda arguments: (asked.append(arguments), print("a table")))
@@ -324,7 +324,7 @@ def test_help_has_exit_codes_and_examples():
 
 
 def test_without_typer_it_says_what_to_install():
-    code = "import sys; sys.modules['typer'] = None; import bilevax.cli"
+    code = "import sys; sys.modules['typer'] = None; import bilevax.app.cli"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 2
     assert "pip install 'bilevax[cli]'" in run.stderr

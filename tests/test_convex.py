@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bilevax
-from bilevax.convex import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
-from bilevax.derivatives import FlatProblem
+from bilevax.convex.minimise import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
+from bilevax.convex.optimality import Local, measure, scaled_rows
 from bilevax.exact.lower import constraints_at, objective_at
-from bilevax.optimality import Local, measure, scaled_rows
+from bilevax.model.flat import FlatProblem
 from shared_data import data_file
 
 INF = np.inf

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import _deadline, certificate, challenge, driver, scales
-from bilevax._deadline import OutOfTime, deadline, in_time
-from bilevax._programs import conic, linprog
+from bilevax._support import clock
+from bilevax._support.clock import OutOfTime, deadline, in_time
+from bilevax.app.demo import made_up_network
+from bilevax.certificate import certificate, challenge
+from bilevax.convex.programs import conic, linprog
 from bilevax.datasets import Dataset
-from bilevax.demo import made_up_network
+from bilevax.driver import solve as driver
 from bilevax.exact import phi
+from bilevax.model import scales
 from bilevax.problems import svm
 from bilevax.problems.quadratic import random_quadratic
 from known import toy
@@ -23,11 +26,11 @@ from known import toy
 def test_a_deadline_inside_another_is_never_later():
     now = time.monotonic()
     with deadline(now + 10), deadline(now + 100):
-        assert 9 < _deadline.remaining() <= 10
-        _deadline.check()
+        assert 9 < clock.remaining() <= 10
+        clock.check()
         with pytest.raises(OutOfTime):
-            _deadline.check(needed=50)  # what cannot be interrupted is not begun
-    assert _deadline.remaining() == np.inf
+            clock.check(needed=50)  # what cannot be interrupted is not begun
+    assert clock.remaining() == np.inf
 
 
 def test_programs_stop_at_the_deadline():
@@ -73,7 +76,7 @@ def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):
 
 def test_margins_measured_in_time_count(monkeypatch):
     """At a kink that only a wide margin explains: without the time for it, the distance of the narrow ones stands."""
-    module = sys.modules["bilevax.stationarity.measure"]
+    module = sys.modules["bilevax.certificate.stationarity.measure"]
     original, calls = module._measure_with, []
 
     def measured(*given):
@@ -119,8 +122,8 @@ def test_every_phase_looks_at_the_clock(name, monkeypatch):
     phases = [phase for phase in dict.fromkeys(whole.history["phase"]) if phase != "answer"]
     assert {"smooth descent", "exact descent"} <= set(phases)
     over = []
-    limited = lambda: _deadline._ends.get() < np.inf
-    monkeypatch.setattr(_deadline, "remaining", lambda: -1.0 if over and limited() else np.inf)
+    limited = lambda: clock._ends.get() < np.inf
+    monkeypatch.setattr(clock, "remaining", lambda: -1.0 if over and limited() else np.inf)
     for phase in phases:
         over.clear()
         note = lambda at, phase=phase: over.extend({at.residuals["phase"]} & {phase})
@@ -145,15 +148,15 @@ def test_a_projection_inside_compiled_code_is_not_interrupted(limit):
 
 
 def test_a_compiled_solver_without_time_for_an_exact_start_begins_anyway(monkeypatch):
-    monkeypatch.setattr(driver, "solve_lower_level", lambda *_: _deadline.check(np.inf))
+    monkeypatch.setattr(driver, "solve_lower_level", lambda *_: clock.check(np.inf))
     solution = bx.solve(toy(), 0.7, solver=bx.SFLCB(), max_steps=200, time_limit=100)
     assert solution.stats["steps"] == 200
 
 
 def slow(*_, **__):
     """Take all the time there is."""
-    time.sleep(max(_deadline.remaining(), 0.0) + 1e-3)
-    _deadline.check()
+    time.sleep(max(clock.remaining(), 0.0) + 1e-3)
+    clock.check()
 
 
 def test_infeasibility_found_in_time_is_reported_though_its_measure_is_not(monkeypatch):

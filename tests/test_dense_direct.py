@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax.derivatives import FlatProblem
+from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.default import pieces
 from bilevax.solvers.default.lower import LowerModel

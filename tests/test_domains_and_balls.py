@@ -7,7 +7,7 @@ import scipy.sparse as sp
 from jax.scipy.special import xlogy
 
 import bilevax as bx
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax.model.flat import FlatProblem, equilibrated
 
 ENTROPIES = {
     "plain": lambda y: jnp.sum(y * jnp.log(y)),

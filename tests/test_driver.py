@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax import driver
-from bilevax._deadline import OutOfTime
+from bilevax._support.clock import OutOfTime
+from bilevax.driver import solve as driver
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.base import HostSolver, Snapshot
 from known import TOY_MINIMA, bordered, slopes, toy

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.app.experiments import delta, methods, networks, seville, svm, toy
+from bilevax.app.experiments.__main__ import FIGURES, main
+from bilevax.app.experiments.report import TIME, Report
+from bilevax.app.experiments.trajectory import first_state, follow_steps, marks
 from bilevax.datasets import diabetes, paper_splits, quadratic_features
-from bilevax.experiments import delta, methods, networks, seville, svm, toy
-from bilevax.experiments.__main__ import FIGURES, main
-from bilevax.experiments.report import TIME, Report
-from bilevax.experiments.trajectory import first_state, follow_steps, marks
 from bilevax.problems import NetworkDesign
 from shared_data import FOLDER, data_file
 

@@ -9,8 +9,8 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax import driver
-from bilevax.derivatives import FlatProblem
+from bilevax.driver import solve as driver
+from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
 from bilevax.solvers.default import first_order

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.multistart import Multistart, _ranked
+from bilevax.driver.multistart import Multistart, _ranked
 from bilevax.problems.toy import LOCAL_MINIMA, toy
 
 

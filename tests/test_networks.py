@@ -9,9 +9,10 @@ import pytest
 from scipy.special import expit
 
 import bilevax as bx
-from bilevax.operators import Diagonal
-from bilevax.problem import place
-from bilevax.problems import NetworkDesign, tntp
+from bilevax.model.operators import Diagonal
+from bilevax.model.problem import place
+from bilevax.problems import NetworkDesign
+from bilevax.problems.network import tntp
 from shared_data import data_file
 from test_sparse_direct import network as written_out
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.experimental import sparse as jax_sparse
 
 import bilevax as bx
-from bilevax.operators import Diagonal, Lineax, Sparse, as_linear_map, probe_columns
+from bilevax.model.operators import Diagonal, Lineax, Sparse, as_linear_map, probe_columns
 
 
 def unsorted(matrix):

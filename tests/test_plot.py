@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 
 import bilevax as bx
-from bilevax import plot
+from bilevax.app import plot
 from bilevax.problems import NetworkDesign
 
 mpl.use("Agg")

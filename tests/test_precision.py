@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import bilevax
-from bilevax._precision import float64
+from bilevax._support.precision import float64
 
 USER = """
 import sys, tempfile, warnings
 import jax, jax.numpy as jnp, numpy as np
 import matplotlib; matplotlib.use("Agg")
 import bilevax as bx
-from bilevax import plot, reformulation
+from bilevax.app import plot
+from bilevax.paper import reformulation
 from bilevax.exact.hyperobjective import Hyperobjective
 warnings.filterwarnings("error", message=".*float64.*")  # a truncation that nobody asked for
 

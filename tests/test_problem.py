@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.problem import validate
+from bilevax.model.problem import validate
 from known import toy
 
 

@@ -8,8 +8,8 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax import datasets, problems
 from bilevax.datasets import Dataset
-from bilevax.operators import Diagonal, Sparse
-from bilevax.problem import place
+from bilevax.model.operators import Diagonal, Sparse
+from bilevax.model.problem import place
 from shared_data import data_file
 from test_datasets import OPTIMA, convex_bound
 

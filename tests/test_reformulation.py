@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import reformulation
+from bilevax.paper import reformulation
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.sflcb import SFLCBState
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import report
+from bilevax.app import report
 from bilevax.problems import NetworkDesign
 from known import bordered, slopes, toy
 

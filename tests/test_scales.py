@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bilevax as bx
-from bilevax.derivatives import FlatProblem, equilibrated
-from bilevax.scales import natural_scales
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.scales import natural_scales
 
 N_X, N_Y, ROWS = 2, 3, 2
 

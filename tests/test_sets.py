@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import bilevax as bx
-from bilevax._precision import call_host, float64
+from bilevax._support.precision import call_host, float64
 
 SIZE = 4
 MATRIX = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, -2.0, 0.5], [1.0, 0.0, 0.0, -1.0]])

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax.derivatives import FlatProblem
+from bilevax.model.flat import FlatProblem
 from bilevax.problems import NetworkDesign
 from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower

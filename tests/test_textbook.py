@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.problem import place
+from bilevax.model.problem import place
 from bilevax.problems import textbook
 from known import PROBLEMS, judge
 

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax import reformulation
+from bilevax.paper import reformulation, theory
 from bilevax.problems.quadratic import random_quadratic
-from bilevax.solvers import theory
 from bilevax.solvers.sflcb import SFLCBState
 
 decimal.getcontext().prec = 120

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from bilevax import driver
-from bilevax.problem import place, validate
+from bilevax.driver import solve as driver
+from bilevax.model.problem import place, validate
 from bilevax.solvers.sflcb import SFLCBState
 
 

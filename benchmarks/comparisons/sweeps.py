@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from bilevax.problem import place
+from bilevax.model.problem import place
 from bilevax.problems.toy import toy
 from comparisons.instance import Instance, QuadraticLower, Rows
 from comparisons.judge import Judge

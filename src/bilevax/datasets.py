@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax import _parsing
+from bilevax._support import parsing
 
 _LIBSVM_PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 
@@ -86,21 +86,21 @@ def libsvm(path: str | Path, *, n_features: int | None = None, sparse: bool = Fa
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a file in the LIBSVM format, found none; see {_LIBSVM_PAGE}.")
     labels, starts, columns, values = [], [0], [], []
-    for number, line in enumerate(_parsing.text(path).splitlines(), start=1):
+    for number, line in enumerate(parsing.text(path).splitlines(), start=1):
         words = line.split("#")[0].split()
         if not words:
             continue
-        labels.append(_parsing.number(words[0], path, number, "a label"))
+        labels.append(parsing.number(words[0], path, number, "a label"))
         previous = 0
         for word in words[1:]:
             index, colon, value = word.partition(":")
             if not (colon and index.isdecimal() and int(index) > previous):
-                _parsing.refuse(path, number, f"index:value with an index above {previous}", word)
+                parsing.refuse(path, number, f"index:value with an index above {previous}", word)
             if n_features is not None and int(index) > n_features:
-                _parsing.refuse(path, number, f"at most {n_features} features", word)
+                parsing.refuse(path, number, f"at most {n_features} features", word)
             previous = int(index)
             columns.append(previous - 1)
-            values.append(_parsing.number(value, path, number, "index:value"))
+            values.append(parsing.number(value, path, number, "index:value"))
         starts.append(len(columns))
     if not labels:
         raise ValueError(f"{path}: expected lines 'label index:value ...', found none.")

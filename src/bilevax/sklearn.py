@@ -10,11 +10,11 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, column_or_1d, validate_data
 
-from bilevax.certificate import Certificate
+from bilevax.certificate.certificate import Certificate
 from bilevax.datasets import Dataset
-from bilevax.driver import solve
+from bilevax.driver.solution import Solution
+from bilevax.driver.solve import solve
 from bilevax.problems.svm import svm
-from bilevax.solution import Solution
 
 __all__ = ["BilevelSVC"]
 

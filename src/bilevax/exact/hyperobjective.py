@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax._precision import float64
-from bilevax._threads import blas_threads
-from bilevax.convex import Outcome
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax._support.precision import float64
+from bilevax._support.threads import blas_threads
+from bilevax.convex.minimise import Outcome
 from bilevax.exact.lower import smallest_relaxation_at
 from bilevax.exact.phi import evaluate
-from bilevax.problem import BilevelProblem, validate
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.problem import BilevelProblem, validate
 
 
 class Evaluation(NamedTuple):

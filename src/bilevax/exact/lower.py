@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from bilevax.convex import Constraints, ConvexSolution, Objective, minimise, smallest_relaxation
-from bilevax.derivatives import FlatProblem
-from bilevax.scales import Scales
+from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, minimise, smallest_relaxation
+from bilevax.model.flat import FlatProblem
+from bilevax.model.scales import Scales
 
 
 def solve_flat(

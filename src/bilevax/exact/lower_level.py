@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax import _trees
-from bilevax._precision import float64
-from bilevax.convex import ConvexSolution, Outcome
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax._support import trees
+from bilevax._support.precision import float64
+from bilevax.convex.minimise import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.phi import evaluate
-from bilevax.problem import BilevelProblem, validate
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.problem import BilevelProblem, validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,4 +104,4 @@ def _in_user_units(flat: FlatProblem, solution: ConvexSolution) -> ConvexSolutio
 
 def _example(y_like: PyTree) -> PyTree:
     """Return zeros shaped like an example of y, or None."""
-    return None if y_like is None else _trees.map_arrays(lambda leaf: np.zeros(np.shape(leaf)), y_like)
+    return None if y_like is None else trees.map_arrays(lambda leaf: np.zeros(np.shape(leaf)), y_like)

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax._deadline import OutOfTime
-from bilevax.convex import Constraints, ConvexSolution, Objective, Outcome, minimise
-from bilevax.derivatives import FlatProblem
+from bilevax._support.clock import OutOfTime
+from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, Outcome, minimise
+from bilevax.convex.nearby import Nearby
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
-from bilevax.nearby import Nearby
-from bilevax.stationarity import value_spread
+from bilevax.exact.spread import value_spread
+from bilevax.model.flat import FlatProblem
 
 LOWER_TOLERANCE = 1e-7  # residuals up to which a lower-level answer may be relied on
 VALUE_TOLERANCE = 1e-6  # how well f has to be known, relative to its natural unit and its value

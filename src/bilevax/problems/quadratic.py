@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from bilevax.coupling import LinearCoupling
-from bilevax.problem import BilevelProblem
-from bilevax.sets import Box
-from bilevax.solvers.theory import TheoryConstants, theta_bar
+from bilevax.model.coupling import LinearCoupling
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.sets import Box
+from bilevax.paper.theory import TheoryConstants, theta_bar
 
 Upper = Literal["lipschitz", "nonconvex", "quadratic"]
 

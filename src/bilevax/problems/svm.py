@@ -7,11 +7,11 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, Float, PyTree
 
-from bilevax.coupling import LinearCoupling
 from bilevax.datasets import Dataset
-from bilevax.operators import as_linear_map
-from bilevax.problem import BilevelProblem
-from bilevax.sets import NonNegative
+from bilevax.model.coupling import LinearCoupling
+from bilevax.model.operators import as_linear_map
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.sets import NonNegative
 
 
 def svm(train: Dataset, validation: Dataset, *, bias_weight: float = 0.01, flat: bool = False) -> BilevelProblem:

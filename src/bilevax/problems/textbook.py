@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax.coupling import LinearCoupling
-from bilevax.problem import BilevelProblem
-from bilevax.sets import Box, ConvexSet, NonNegative, Polyhedron
+from bilevax.model.coupling import LinearCoupling
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.sets import Box, ConvexSet, NonNegative, Polyhedron
 
 _INF = np.inf
 

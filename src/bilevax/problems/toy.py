@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
-from bilevax.coupling import LinearCoupling
-from bilevax.problem import BilevelProblem
-from bilevax.sets import Box
+from bilevax.model.coupling import LinearCoupling
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.sets import Box
 
 #: The local minima of Phi on [0, 3].
 LOCAL_MINIMA = (0.14889100, 0.98622483, 2.01972563, 2.99077403)

@@ -8,8 +8,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bilevax.derivatives import FlatProblem
-from bilevax.problem import BilevelProblem
+from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.diary import Diary
 
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bilevax import _trees
-from bilevax.problem import BilevelProblem
+from bilevax._support import trees
+from bilevax.model.problem import BilevelProblem
 
 Rows = tuple[PyTree, ...]
 
@@ -57,8 +57,8 @@ def projected_gradient(
     project: Callable[[PyTree], PyTree], point: PyTree, gradient: PyTree, factor: Any = 1.0
 ) -> Residual:
     """Return ``|point - P(point - gradient)|`` in the largest-entry norm."""
-    moved = _trees.subtract(point, project(_trees.subtract(point, gradient)))
-    return Residual(_trees.max_abs(moved), _trees.max_abs(gradient), factor)
+    moved = trees.subtract(point, project(trees.subtract(point, gradient)))
+    return Residual(trees.max_abs(moved), trees.max_abs(gradient), factor)
 
 
 def system_residuals(
@@ -80,13 +80,13 @@ def system_residuals(
     not given. The second is the rows' violation and complementarity in one.
     """
     rows, pull = problem.rows(x, y), problem.adjoint_y(x, y, multipliers)
-    wrong = _trees.subtract(
+    wrong = trees.subtract(
         proximal_step(problem, rows, multipliers, 1.0, rows if ascent is None else ascent), multipliers
     )
-    size = _trees.max_abs(pull) + _trees.max_abs(_trees.subtract(slope, pull))
+    size = trees.max_abs(pull) + trees.max_abs(trees.subtract(slope, pull))
     return (
         projected_gradient(problem.y_set.project, y, slope, factor)._replace(size=size),
-        Residual(_trees.max_abs(wrong), _trees.max_abs(rows) + _trees.max_abs(multipliers), factor),
+        Residual(trees.max_abs(wrong), trees.max_abs(rows) + trees.max_abs(multipliers), factor),
     )
 
 

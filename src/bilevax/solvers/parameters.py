@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bilevax import _trees
+from bilevax._support import trees
 
 
 class Rule(NamedTuple):
@@ -33,9 +33,9 @@ def assign(solver: Any, rule: Rule, **values: Any) -> None:
     for name, value in values.items():
         wrong = ValueError(f"{type(solver).__name__}: expected {rule.expected} for {name}, got {value}.")
         try:
-            number = _trees.host_floats(value)
+            number = trees.host_floats(value)
         except (TypeError, ValueError):
             raise wrong from None
-        if number.ndim or (_trees.is_concrete(number) and not (np.isfinite(number) and rule.allows(number))):
+        if number.ndim or (trees.is_concrete(number) and not (np.isfinite(number) and rule.allows(number))):
             raise wrong
         setattr(solver, name, number)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from bilevax import _trees
-from bilevax.problem import BilevelProblem
+from bilevax._support import trees
+from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.multipliers import Residual, Rows, projected_gradient, system_residuals
 
 
@@ -18,7 +18,7 @@ def gradients_of_k(
     penalised = lambda x, y: delta * problem.upper_value(x, y) + problem.lower_value(x, y)
     penalised_x, penalised_y = jax.grad(penalised, argnums=(0, 1))(x, y)
     lower_x, lower_z = jax.grad(problem.lower_value, argnums=(0, 1))(x, z)
-    pull_x = problem.adjoint_x(x, y, _trees.subtract(force_y, force_z))
+    pull_x = problem.adjoint_x(x, y, trees.subtract(force_y, force_z))
     grad_x = jax.tree.map(lambda a, b, c: a - b + c, penalised_x, lower_x, pull_x)
     grad_y = jax.tree.map(jnp.add, penalised_y, problem.adjoint_y(x, y, force_y))
     grad_z = jax.tree.map(lambda a, b: -a - b, lower_z, problem.adjoint_y(x, z, force_z))

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from bilevax import _trees
-from bilevax.problem import BilevelProblem
+from bilevax._support import trees
+from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.multipliers import Rows, proximal_step
 
 _TOLERANCE = 1e-10
@@ -52,12 +52,12 @@ def squared_norm(row_set: RowSet, like: PyTree) -> Float[Array, ""]:
 
     def sweep(_: Any, carry: tuple[Rows, Any]) -> tuple[Rows, Any]:
         vector, _ = carry
-        image = _trees.subtract(row_set.rows(row_set.adjoint(vector)), offset)
-        size = jnp.sqrt(_trees.dot(image, image))
+        image = trees.subtract(row_set.rows(row_set.adjoint(vector)), offset)
+        size = jnp.sqrt(trees.dot(image, image))
         return jax.tree.map(lambda leaf: leaf / jnp.where(size > 0, size, 1.0), image), size
 
     start = jax.tree.unflatten(structure, draws)
-    size = jnp.sqrt(_trees.dot(start, start))
+    size = jnp.sqrt(trees.dot(start, start))
     start = jax.tree.map(lambda leaf: leaf / size, start)
     norm = jax.lax.fori_loop(0, _POWER_SWEEPS, sweep, (start, size))[1]
     return jnp.where(norm > 0, 1.1 * norm, 1.0)  # rows that are zero, or absent, need no step
@@ -82,18 +82,18 @@ def project_onto(row_set: RowSet, point: PyTree, multipliers: Rows, norm: Any) -
         momentum = (1 + jnp.sqrt(1 + 4 * state.momentum**2)) / 2
         weight = (state.momentum - 1) / momentum
         ahead = jax.tree.map(lambda new, old: new + weight * (new - old), state.multipliers, state.previous)
-        nearest = row_set.project(_trees.subtract(point, row_set.adjoint(ahead)))
+        nearest = row_set.project(trees.subtract(point, row_set.adjoint(ahead)))
         rows = row_set.rows(nearest)
         moved = proximal_step(row_set.problem, rows, ahead, 1 / norm, rows)
-        step = _trees.subtract(moved, ahead)
-        allowed = tolerance * (1 + _trees.max_abs(rows)) + 10 * rounding * norm * _trees.max_abs(ahead)
-        uphill = _trees.dot(step, _trees.subtract(moved, state.multipliers)) < 0
+        step = trees.subtract(moved, ahead)
+        allowed = tolerance * (1 + trees.max_abs(rows)) + 10 * rounding * norm * trees.max_abs(ahead)
+        uphill = trees.dot(step, trees.subtract(moved, state.multipliers)) < 0
         return _Sweep(
             point=nearest,
             multipliers=moved,
             previous=jax.tree.map(lambda new, old: jnp.where(uphill, new, old), moved, state.multipliers),
             momentum=jnp.where(uphill, jnp.ones_like(momentum), momentum),
-            done=jnp.logical_not(norm * _trees.max_abs(step) > allowed),  # NaN ends it, too
+            done=jnp.logical_not(norm * trees.max_abs(step) > allowed),  # NaN ends it, too
             count=state.count + 1,
         )
 

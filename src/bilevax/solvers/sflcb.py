@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from bilevax import _trees
-from bilevax.problem import BilevelProblem
+from bilevax._support import trees
+from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import AbstractSolver, Iterate
 from bilevax.solvers.multipliers import Residual, all_hold
 from bilevax.solvers.parameters import NONNEGATIVE, POSITIVE, assign
@@ -105,9 +105,9 @@ class SFLCB(AbstractSolver):
         """Return the solver with the step sizes of the convergence theorems.
 
         They come with a proof and are very small: use them to check the theory, not to be fast. The arguments, and
-        the errors they may raise, are those of `bilevax.solvers.theory.step_sizes_for`.
+        the errors they may raise, are those of `bilevax.paper.theory.step_sizes_for`.
         """
-        from bilevax.solvers import theory  # it builds on this module
+        from bilevax.paper import theory  # it builds on this module
 
         sizes = theory.step_sizes_for(problem, x0, delta=delta, constants=constants, setting=setting, y0=y0)
         return cls(**sizes.parameters())
@@ -121,19 +121,19 @@ class SFLCB(AbstractSolver):
     def step(self, problem: BilevelProblem, state: SFLCBState) -> SFLCBState:
         x, y, z, s_y, s_z, u, v = state
         rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
-        residual_y, residual_z = _trees.subtract(rows_y, s_y), _trees.subtract(rows_z, s_z)
-        u = _trees.add_scaled(u, self.eta_u, residual_y)
-        v = _trees.add_scaled(v, self.eta_v, residual_z)
+        residual_y, residual_z = trees.subtract(rows_y, s_y), trees.subtract(rows_z, s_z)
+        u = trees.add_scaled(u, self.eta_u, residual_y)
+        v = trees.add_scaled(v, self.eta_v, residual_z)
         # The multipliers that act on (x, y, s_y) and (x, z, s_z): the derivative of K in the rows.
-        force_y = _trees.add_scaled(u, self.rho1, residual_y)
-        force_z = _trees.add_scaled(v, self.rho2, residual_z)
+        force_y = trees.add_scaled(u, self.rho1, residual_y)
+        force_z = trees.add_scaled(v, self.rho2, residual_z)
         grad_x, grad_y, grad_z = gradients_of_k(problem, self.delta, x, y, z, force_y, force_z)
         return SFLCBState(
-            x=problem.x_set.project(_trees.add_scaled(x, -self.eta_x, grad_x)),
-            y=problem.y_set.project(_trees.add_scaled(y, -self.eta_y, grad_y)),
-            z=problem.y_set.project(_trees.add_scaled(z, self.eta_z, grad_z)),
-            s_y=_clip_rows(problem, rows_y, _trees.add_scaled(s_y, self.eta_y, force_y)),
-            s_z=_clip_rows(problem, rows_z, _trees.add_scaled(s_z, self.eta_z, force_z)),
+            x=problem.x_set.project(trees.add_scaled(x, -self.eta_x, grad_x)),
+            y=problem.y_set.project(trees.add_scaled(y, -self.eta_y, grad_y)),
+            z=problem.y_set.project(trees.add_scaled(z, self.eta_z, grad_z)),
+            s_y=_clip_rows(problem, rows_y, trees.add_scaled(s_y, self.eta_y, force_y)),
+            s_z=_clip_rows(problem, rows_z, trees.add_scaled(s_z, self.eta_z, force_z)),
             u=u,
             v=v,
         )
@@ -154,18 +154,18 @@ class SFLCB(AbstractSolver):
         x, y, z, s_y, s_z, u, v = state
         rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
         grad_x, grad_y, grad_z = gradients_of_k(problem, self.delta, x, y, z, u, v)
-        size = _trees.max_abs
-        step_y = _trees.subtract(y, problem.y_set.project(_trees.subtract(y, grad_y)))
-        step_z = _trees.subtract(z, problem.y_set.project(jax.tree.map(jnp.add, z, grad_z)))
-        step_x = _trees.subtract(x, problem.x_set.project(_trees.add_scaled(x, -1 / self.delta, grad_x)))
-        slack_y = _trees.subtract(s_y, _clip_rows(problem, rows_y, jax.tree.map(jnp.add, s_y, u)))
-        slack_z = _trees.subtract(s_z, _clip_rows(problem, rows_z, jax.tree.map(jnp.add, s_z, v)))
+        size = trees.max_abs
+        step_y = trees.subtract(y, problem.y_set.project(trees.subtract(y, grad_y)))
+        step_z = trees.subtract(z, problem.y_set.project(jax.tree.map(jnp.add, z, grad_z)))
+        step_x = trees.subtract(x, problem.x_set.project(trees.add_scaled(x, -1 / self.delta, grad_x)))
+        slack_y = trees.subtract(s_y, _clip_rows(problem, rows_y, jax.tree.map(jnp.add, s_y, u)))
+        slack_z = trees.subtract(s_z, _clip_rows(problem, rows_z, jax.tree.map(jnp.add, s_z, v)))
         force_y, force_z = problem.adjoint_y(x, y, u), problem.adjoint_y(x, z, v)
         tight = 0.1 * jnp.minimum(self.delta, 1.0)
         residuals = {
-            "rows_y": Residual(size(_trees.subtract(rows_y, s_y)), size(rows_y), tight),
-            "rows_z": Residual(size(_trees.subtract(rows_z, s_z)), size(rows_z), tight),
-            "stationarity_y": Residual(size(step_y), size(force_y) + size(_trees.subtract(grad_y, force_y)), tight),
+            "rows_y": Residual(size(trees.subtract(rows_y, s_y)), size(rows_y), tight),
+            "rows_z": Residual(size(trees.subtract(rows_z, s_z)), size(rows_z), tight),
+            "stationarity_y": Residual(size(step_y), size(force_y) + size(trees.subtract(grad_y, force_y)), tight),
             "stationarity_z": Residual(
                 size(step_z), size(force_z) + size(jax.tree.map(jnp.add, grad_z, force_z)), tight
             ),

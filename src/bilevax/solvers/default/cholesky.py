@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import lapack
 
-from bilevax import _deadline
+from bilevax._support import clock
 
 
 def factorise(matrix: np.ndarray) -> np.ndarray:
     """Return the Cholesky factor; a `LinAlgError` where the matrix is not positive definite."""
-    _deadline.check()
+    clock.check()
     factor, failed = lapack.dpotrf(matrix.T, clean=0)  # its own transpose, in the order in which LAPACK reads it
     if failed:
         raise np.linalg.LinAlgError("the matrix is not positive definite")

@@ -6,7 +6,7 @@ Quadratic programs look like this in the space of their rows: the lower level's 
 import numpy as np
 from scipy.linalg import lapack
 
-from bilevax import _deadline
+from bilevax._support import clock
 from bilevax.solvers.default.cholesky import factorise_nearly, lifted, refined_solver, solve_factored
 
 
@@ -170,7 +170,7 @@ def centre(
             part[one_sided] = np.maximum(part[one_sided], 1e-3 * np.sqrt(barrier))
     length = 1.0
     for _ in range(_MAX_CENTRING):
-        _deadline.check()
+        clock.check()
         pressed, room = force[one_sided], slack[one_sided]
         residual = free - matrix @ force + slack
         product = pressed * room

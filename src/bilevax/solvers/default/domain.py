@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bilevax.derivatives import FlatProblem
-from bilevax.sets import SetRows
+from bilevax.model.flat import FlatProblem
+from bilevax.model.sets import SetRows
 
 
 @dataclasses.dataclass(frozen=True)

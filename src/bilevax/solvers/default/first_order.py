@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from bilevax import _deadline, _trees
-from bilevax.coupling import LinearCoupling
-from bilevax.derivatives import FlatProblem
-from bilevax.problem import BilevelProblem, place
-from bilevax.sets import Box, ConvexSet, Free, Product
+from bilevax._support import clock, trees
+from bilevax.model.coupling import LinearCoupling
+from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import BilevelProblem, place
+from bilevax.model.sets import Box, ConvexSet, Free, Product
 from bilevax.solvers.default.quadratic_program import UpperSet
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.diary import Learning
@@ -57,21 +57,19 @@ class _Lower(eqx.Module):
         return self.problem.upper_value(self.x_tree(x), self.y_tree(y))
 
     def project(self, y: Array) -> Array:
-        return _trees.flatten(self.problem.y_set.project(self.y_tree(y)))
+        return trees.flatten(self.problem.y_set.project(self.y_tree(y)))
 
     def x_tree(self, x: Array) -> PyTree:
-        return _trees.unflatten(x, self.x_like)
+        return trees.unflatten(x, self.x_like)
 
     def y_tree(self, y: Array) -> PyTree:
-        return _trees.unflatten(y, self.y_like)
+        return trees.unflatten(y, self.y_like)
 
     def fixed(self, x: Array) -> tuple[Array, ...]:
         """Return what x adds to the rows of each coupling that has a matrix; the others take x as it is."""
         tree = self.x_tree(x)
         return tuple(
-            part.B.mv(_trees.flatten(tree))
-            if isinstance(part, LinearCoupling) and part.B is not None
-            else jnp.zeros(())
+            part.B.mv(trees.flatten(tree)) if isinstance(part, LinearCoupling) and part.B is not None else jnp.zeros(())
             for part in self.problem.coupling
         )
 
@@ -80,27 +78,27 @@ class _Lower(eqx.Module):
         parts = [
             part.A.mv(y) + offset
             if isinstance(part, LinearCoupling)
-            else _trees.flatten(part.value(self.x_tree(x), self.y_tree(y), self.problem.data))
+            else trees.flatten(part.value(self.x_tree(x), self.y_tree(y), self.problem.data))
             for part, offset in zip(self.problem.coupling, fixed, strict=True)
         ]
         return jnp.concatenate(parts) if parts else jnp.zeros(0)
 
     def row_tree(self, rows: Array) -> PyTree:
         like = jax.eval_shape(lambda x, y: self.problem.rows(x, y), self.x_like, self.y_like)
-        return _trees.unflatten(rows, like)
+        return trees.unflatten(rows, like)
 
     def adjoint_y(self, forces: Array) -> Array:
-        zero = _trees.zeros(self.x_like), _trees.zeros(self.y_like)
-        return _trees.flatten(self.problem.adjoint_y(*zero, self.row_tree(forces)))
+        zero = trees.zeros(self.x_like), trees.zeros(self.y_like)
+        return trees.flatten(self.problem.adjoint_y(*zero, self.row_tree(forces)))
 
     def adjoint_x(self, forces: Array) -> Array:
-        zero = _trees.zeros(self.x_like), _trees.zeros(self.y_like)
-        return _trees.flatten(self.problem.adjoint_x(*zero, self.row_tree(forces)))
+        zero = trees.zeros(self.x_like), trees.zeros(self.y_like)
+        return trees.flatten(self.problem.adjoint_x(*zero, self.row_tree(forces)))
 
     def bounds(self) -> tuple[Array, Array]:
         like = jax.eval_shape(lambda x, y: self.problem.rows(x, y), self.x_like, self.y_like)
-        low, high = self.problem.row_bounds(_trees.zeros(like))
-        return _trees.flatten(low), _trees.flatten(high)
+        low, high = self.problem.row_bounds(trees.zeros(like))
+        return trees.flatten(low), trees.flatten(high)
 
 
 class _Setting(NamedTuple):
@@ -190,7 +188,7 @@ def _both(function: Any, pair: Any) -> Array:
 
 def _sweep(lower: _Lower, setting: _Setting, fixed: Any, state: Array) -> _Swept:
     """One primal-dual step on both systems; ``state`` is (q, forces, A' forces) side by side."""
-    n, m = _trees.size(lower.y_like), setting.lower.shape[0]
+    n, m = trees.size(lower.y_like), setting.lower.shape[0]
     q, force, pull = state[:, :n], state[:, n : n + m], state[:, n + m :]
     y = _both(lower.project, q)
     f_x, f_y = jax.grad(lower.upper, argnums=(0, 1))(setting.x, 0.5 * (y[0] + y[1]))
@@ -243,7 +241,7 @@ def _solve(
     The size counts from ``floor`` to ``ceiling``: on the way hypergradients may be huge, and far from converged. A loop
     that was ``paused`` at its ``limit`` goes on as if it had not been.
     """
-    n, m = _trees.size(lower.y_like), setting.lower.shape[0]
+    n, m = trees.size(lower.y_like), setting.lower.shape[0]
     fixed = lower.fixed(setting.x)
     # The metric in which a sweep is nonexpansive.
     weight = jnp.concatenate([1 / jnp.sqrt(setting.tau), 1 / jnp.sqrt(setting.sigma)])
@@ -360,7 +358,7 @@ def _project_both(lower: _Lower, pair: Array) -> Array:
 @eqx.filter_jit
 def _row_lengths(lower: _Lower, probes: Array) -> Array:
     """Return the length of each row of A; ``probes`` are unit vectors, or random signs for an estimate."""
-    x = jnp.zeros(_trees.size(lower.x_like))
+    x = jnp.zeros(trees.size(lower.x_like))
     zero = lower.rows(x, lower.fixed(x), jnp.zeros(probes.shape[1]))
     squares = jax.lax.map(lambda v: (lower.rows(x, lower.fixed(x), v) - zero) ** 2, probes)
     return jnp.sqrt(jnp.sum(squares, axis=0))
@@ -369,7 +367,7 @@ def _row_lengths(lower: _Lower, probes: Array) -> Array:
 @eqx.filter_jit
 def _row_norm(lower: _Lower, scale: Array, tau: Array, start: Array) -> Array:
     """Return the norm of ``diag(scale) A diag(tau)^(1/2)`` by power iteration."""
-    x = jnp.zeros(_trees.size(lower.x_like))
+    x = jnp.zeros(trees.size(lower.x_like))
     zero = lower.rows(x, lower.fixed(x), jnp.zeros_like(start))
     root = jnp.sqrt(tau)
     apply = lambda v: root * lower.adjoint_y(scale**2 * (lower.rows(x, lower.fixed(x), root * v) - zero))
@@ -635,8 +633,8 @@ class PairOracle(Learning):
 
     def _patience(self) -> int:
         """Return after how many sweeps to look at the clock: after all of them where nobody waits."""
-        _deadline.check()
-        return _MOST if _deadline.remaining() == np.inf else max(_GLANCE, int(0.3 / self._seconds_a_sweep))
+        clock.check()
+        return _MOST if clock.remaining() == np.inf else max(_GLANCE, int(0.3 / self._seconds_a_sweep))
 
     def _rebalance(self, y: np.ndarray, force: np.ndarray) -> None:
         """Balance the steps of y and of the forces by the sizes of both, as a primal-dual method wants it."""

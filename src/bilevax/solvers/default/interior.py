@@ -22,8 +22,8 @@ import numpy as np
 import qdldl
 import scipy.sparse as sp
 
-from bilevax import _deadline
-from bilevax.derivatives import FlatProblem
+from bilevax._support import clock
+from bilevax.model.flat import FlatProblem
 from bilevax.solvers.diary import Learning
 
 
@@ -156,7 +156,7 @@ class InteriorLower(Learning):
         shift, length = self.B @ x - self.c, 1.0
         tolerance = 1 + np.abs(shift).max(initial=0.0)
         for _ in range(_MAX_NEWTON):
-            _deadline.check()
+            clock.check()
             gradient = flat.gradients("lower", x, y)[1]
             dual = gradient + self.A.T @ force - below + above
             dual[self.fixed] = 0.0
@@ -215,7 +215,7 @@ class InteriorLower(Learning):
         # takes it out again.
         more = self.shift * self.pull / self.room, self.shift * self.room / self.pull
         half = self._layout.upper_half(hessian, np.concatenate([stiffness + more[0], -give - more[1]]))
-        _deadline.check(self._seconds)
+        clock.check(self._seconds)
         began = time.monotonic()
         try:
             if self._solver is None:

@@ -22,9 +22,9 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import lsq_linear
 
-from bilevax.convex import Ball
-from bilevax.derivatives import FlatProblem, LowerDerivatives
-from bilevax.sets import SetRows
+from bilevax.convex.minimise import Ball
+from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.model.sets import SetRows
 from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.complementarity import solve_complementarity
 from bilevax.solvers.default.domain import Domain, no_domain

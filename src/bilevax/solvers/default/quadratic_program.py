@@ -14,8 +14,8 @@ import qdldl
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
-from bilevax._programs import conic
-from bilevax.sets import SetRows
+from bilevax.convex.programs import conic
+from bilevax.model.sets import SetRows
 from bilevax.solvers.default.cholesky import factorise, factorise_nearly, solve_factored
 from bilevax.solvers.default.complementarity import solve_complementarity
 

@@ -10,8 +10,8 @@ import dataclasses
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.derivatives import FlatProblem
-from bilevax.sets import SetRows
+from bilevax.model.flat import FlatProblem
+from bilevax.model.sets import SetRows
 from bilevax.solvers.default.cholesky import factorise, lifted
 from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
 

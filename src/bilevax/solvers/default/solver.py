@@ -17,9 +17,9 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax import _trees
-from bilevax._threads import blas_threads
-from bilevax.derivatives import FlatProblem, equilibrated
+from bilevax._support import trees
+from bilevax._support.threads import blas_threads
+from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.domain import find_domain
@@ -97,7 +97,7 @@ class Default(HostSolver):
     ) -> Iterator[Snapshot]:
         """The search in the units of ``flat``."""
         diary.learner(lambda: flat)  # a Hessian seen once is used again while it holds
-        rows = _trees.size(flat.row_shapes)
+        rows = trees.size(flat.row_shapes)
         size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
         upper, dense = UpperSet(flat.x_rows), size <= _LARGEST
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0

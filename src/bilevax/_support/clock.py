@@ -1,0 +1,60 @@
+"""A deadline that work at any depth can look at, so that one long step does not outlast the user's time limit.
+
+Every evaluation of a problem (`derivatives`) and every linear or conic program (`programs`) looks at it; so does what
+loops without either.
+"""
+
+import contextlib
+import contextvars
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+_ends: contextvars.ContextVar[float] = contextvars.ContextVar("ends", default=float("inf"))
+
+
+class OutOfTime(Exception):
+    """Raised by `check` once the deadline has passed; whoever set it catches it."""
+
+
+def deadline(at: float) -> contextlib.AbstractContextManager[None]:
+    """Set the deadline, in the seconds of ``time.monotonic``, for what runs inside; an earlier one around it stays."""
+    return _ending(min(at, _ends.get()))
+
+
+def unlimited() -> contextlib.AbstractContextManager[None]:
+    """Lift the deadline for what runs inside: where nothing could catch `OutOfTime`."""
+    return _ending(float("inf"))
+
+
+@contextlib.contextmanager
+def _ending(at: float) -> Iterator[None]:
+    token = _ends.set(at)
+    try:
+        yield
+    finally:
+        _ends.reset(token)
+
+
+def remaining() -> float:
+    """Return the seconds left, infinity where there is no deadline."""
+    return _ends.get() - time.monotonic()
+
+
+def check(needed: float = 0.0) -> None:
+    """Raise `OutOfTime` if the deadline has passed, or will have in as many seconds as the next step is known to need.
+
+    What cannot be interrupted is better not begun.
+    """
+    if remaining() <= needed:
+        raise OutOfTime
+
+
+def in_time(work: Callable[[], Result]) -> Result | None:
+    """Return what some work comes to; None if the deadline passes first."""
+    try:
+        return work()
+    except OutOfTime:
+        return None

@@ -1,0 +1,127 @@
+"""Arithmetic on pytrees of arrays, where `jax.tree` alone would be noisy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, PyTree
+
+
+def add_scaled(a: PyTree, scale: Any, b: PyTree) -> PyTree:
+    """Return ``a + scale * b``, leaf by leaf."""
+    return jax.tree.map(lambda p, q: p + scale * q, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """Return ``a - b``, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
+    """Return the inner product over all leaves."""
+    # The start is a plain number: an array would turn float32 into the default precision.
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(lambda p, q: jnp.sum(p * q), a, b)), start=0.0))
+
+
+def max_abs(a: PyTree) -> Float[Array, ""]:
+    """Return the largest absolute entry over all leaves (0 for an empty tree)."""
+    return jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in [*jax.tree.leaves(a), jnp.zeros(())]]).max()
+
+
+def all_finite(a: PyTree) -> Any:
+    """Return whether every entry of every leaf is finite."""
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in [*jax.tree.leaves(a), jnp.zeros(())]]).all()
+
+
+def size(a: PyTree) -> int:
+    """Return the number of entries over all leaves; leaves may be arrays or shapes."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(a))
+
+
+def flatten(a: PyTree) -> Float[Array, " n"]:
+    """Return all leaves in one vector; a single vector passes through untouched."""
+    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(a)]
+    if not leaves:
+        return jnp.zeros(0)
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
+
+
+def unflatten(vector: Any, like: PyTree) -> PyTree:
+    """Return ``vector`` in the structure and shapes of ``like``: the inverse of `flatten`."""
+    leaves, structure = jax.tree.flatten(like)
+    out, start = [], 0
+    for leaf in leaves:
+        count = int(np.prod(leaf.shape))
+        out.append(vector[start : start + count].reshape(leaf.shape))
+        start += count
+    return jax.tree.unflatten(structure, out)
+
+
+def flatten_host(a: PyTree) -> np.ndarray:
+    """Return `flatten` in float64 NumPy, without touching the device."""
+    leaves = [np.asarray(leaf, dtype=np.float64).ravel() for leaf in jax.tree.leaves(a)]
+    return np.concatenate(leaves) if leaves else np.zeros(0)
+
+
+def shapes(a: PyTree) -> PyTree:
+    """Return the tree's shapes and dtypes without its values."""
+    dtype = lambda leaf: leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), dtype(leaf)), a)
+
+
+def zeros(like: PyTree) -> PyTree:
+    """Return zeros of the shapes and dtypes of ``like``, whose leaves may be shapes."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+def describe(a: PyTree) -> str:
+    """Return the shapes of a tree as text for an error message."""
+    leaves, structure = jax.tree.flatten(a)
+    found = [tuple(leaf.shape) if hasattr(leaf, "shape") else np.shape(leaf) for leaf in leaves]
+    if structure == jax.tree.structure(0):
+        return f"an array of shape {found[0]}"
+    return f"a tree of shapes {jax.tree.unflatten(structure, [str(shape) for shape in found])}"
+
+
+def host_floats(value: Any) -> Any:
+    """Return an array in float64 on the host, so that no digit is lost where JAX runs in float32.
+
+    Tracers pass through: a problem may be built inside ``jit`` or ``vmap``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not made of real numbers; NumPy would read None as NaN, and drop an imaginary part.
+    """
+    if isinstance(value, Tracer):
+        return value
+    if value is None or np.iscomplexobj(value):
+        raise TypeError(f"expected real numbers, got {type(value).__name__}")
+    return np.asarray(value, dtype=np.float64)
+
+
+def map_arrays(function: Any, tree: Any) -> Any:
+    """Apply a function to the leaves, a list of numbers (of lists of numbers ...) being one array as in SciPy."""
+    return jax.tree.map(function, tree, is_leaf=_is_list_of_numbers)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    number = lambda entry: isinstance(entry, int | float | np.generic | jax.Array) and np.ndim(entry) == 0
+    return isinstance(value, list) and all(
+        _is_list_of_numbers(entry) or (is_concrete(entry) and number(entry)) for entry in value
+    )
+
+
+def is_concrete(value: Any) -> bool:
+    """Return whether the numbers can be looked at."""
+    return not isinstance(value, Tracer)
+
+
+def summarise(value: PyTree) -> str:
+    """Return a short text for a point: its numbers when few, its shape when many."""
+    flat = flatten_host(value)
+    if flat.size <= 6:
+        return np.array2string(flat, precision=8, separator=", ")
+    return f"{describe(value)}, entries in [{flat.min():.4g}, {flat.max():.4g}]"

@@ -1,0 +1,103 @@
+"""What an experiment hands back: a figure, its numbers, its settings, and the sentences that belong beside it."""
+
+import csv
+import dataclasses
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bilevax._support.tables import aligned
+from bilevax.app import report
+from bilevax.solvers.base import AbstractSolver, HostSolver
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The column that differs from run to run; all others are the same to the last digit.
+TIME = "seconds"
+
+
+@dataclasses.dataclass
+class Report:
+    """A figure with everything needed to check it.
+
+    Attributes
+    ----------
+    name
+        Of the figure, and of the files.
+    settings
+        Seeds, parameters and starts.
+    rows
+        The numbers: one entry a point, with x itself under ``"x"``. Numbers that do not exist are NaN.
+    figure
+        The figure.
+    table
+        A few lines that sum the numbers up.
+    sentences
+        What the figure shows, in words made from the numbers.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    figure: "Figure"
+    table: list[dict[str, Any]]
+    sentences: list[str]
+
+    def __str__(self) -> str:
+        lines = [list(self.table[0]), *([_short(value) for value in row.values()] for row in self.table)]
+        return f"{self.name}\n\n{aligned(lines)}\n\n" + "\n".join(self.sentences)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the figure (PNG, SVG), the numbers (CSV), the points x (NPZ), the settings (JSON) and the text.
+
+        The points are numbered as the rows of the CSV file, ``arr_0`` the first. Returns the paths.
+        """
+        from matplotlib import rc_context
+
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{self.name}.{ending}" for ending in ("png", "svg", "csv", "npz", "json", "txt")]
+        png, svg, numbers, points, settings, text = paths
+        with rc_context({"svg.hashsalt": self.name}):  # else its identifiers are random
+            self.figure.savefig(png, dpi=160)
+            self.figure.savefig(svg, metadata={"Date": None})
+        with numbers.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [key for key in self.rows[0] if key != "x"], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows({key: _text(value) for key, value in row.items()} for row in self.rows)
+        np.savez_compressed(points, *(np.asarray(row["x"]) for row in self.rows))
+        versions = report.versions() | {"matplotlib": importlib.metadata.version("matplotlib")}
+        settings.write_text(json.dumps(self.settings | {"versions": versions}, indent=2, default=_plain) + "\n")
+        text.write_text(f"{self}\n")
+        return paths
+
+
+def say(message: str) -> None:
+    """Tell how far a run is."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def parameters(solver: AbstractSolver | HostSolver) -> dict[str, Any]:
+    """Return a solver's parameters by name."""
+    return {name: np.asarray(value).item() for name, value in vars(solver).items()}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "-" if np.isnan(value) else f"{value:.6g}"
+    return str(value)
+
+
+def _text(value: Any) -> Any:
+    """Return a number with all its digits, and nothing where there is none."""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else repr(float(value))
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)

@@ -1,0 +1,1 @@
+"""What is proven about a point: the certificate, its challenges, stationarity."""

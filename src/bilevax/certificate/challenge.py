@@ -1,0 +1,155 @@
+"""The challenge: before a point is confirmed, Phi is evaluated exactly at points around it, and has to be no smaller.
+
+Stationarity is found out from derivatives and active rows at one point. The challenge asks the function itself: along
+the steepest direction of each known piece of Phi, along coordinates and along random directions, at several distances.
+A point next to x with a Phi that is smaller by more than the stated slope and radius allow refutes x, whatever its
+derivatives say.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import PyTree
+from scipy.optimize import nnls
+
+from bilevax._support import clock
+from bilevax._support.clock import in_time
+from bilevax.certificate.stationarity import Stationarity
+from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, Outcome
+from bilevax.convex.nearby import Nearby
+from bilevax.exact.phi import Phi, Surroundings, evaluate
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.sets import SetRows
+
+_STEEPEST = (1e-6, 1e-4, 1e-2)  # distances, in natural units, along the steepest directions
+_COORDINATES = (1e-4, 1e-2)  # along coordinates; the middle of them where there are more than three
+_RANDOM = (1e-5, 1e-2)
+_MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
+_RANDOM_DIRECTIONS = 3
+_MOST_PIECES = 4
+_FEWEST, _WORK = 4, 40_000  # points are tried up to so much work, in variables and rows; so many in any case
+_SLOPE = 1e-5  # a slope, relative to that of f, that is none
+_FAR = 10.0 ** np.arange(1, 7)  # natural units at which a Phi without bound has to fall
+_ROUNDING = 1e-9  # of a value of Phi, relative to its size
+
+
+class Descent(NamedTuple):
+    """A point next to x with a smaller Phi, in the units of the flat problem."""
+
+    x: np.ndarray
+    value: float
+
+
+class Challenge(NamedTuple):
+    """How many points were tried, and the one that refutes x, if any did."""
+
+    tried: int
+    descent: Descent | None
+
+
+def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
+    """Try to find a point around x with a Phi that is smaller than what is stated of x allows."""
+    tried, lowest, size, around = 0, None, 1 + abs(here.value), Surroundings(flat, x, here.lower)
+    allowed = here.error + _ROUNDING * size + quality.scale * quality.radius
+    slope = quality.scale * max(_SLOPE, 10 * min(quality.value, _SLOPE))
+    most = max(_FEWEST, _WORK // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
+    for trial in itertools.islice(_trials(flat, x, quality), most):
+        distance = np.abs(trial - x).max(initial=0.0)
+        if distance <= 1e-9:
+            continue
+        if clock.remaining() <= 0:
+            break
+        there = in_time(functools.partial(around.evaluate, trial))
+        if there is None:
+            break  # what was found before counts
+        tried += 1
+        if not there.solved:
+            continue
+        if there.value + there.error < here.value - allowed - slope * distance and (
+            lowest is None or there.value < lowest.value
+        ):
+            lowest = Descent(trial, there.value)
+    return Challenge(tried, lowest)
+
+
+def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator[np.ndarray]:
+    """Yield points of X around x."""
+    inside = _projection(flat.x_rows, x)
+    random = np.random.default_rng(0)
+    for gradient in _steepest(quality.pieces):
+        for distance in _STEEPEST:
+            yield inside(x - distance * gradient / np.abs(gradient).max())
+    count = len(x)
+    chosen = np.arange(count) if count <= _MOST_COORDINATES else random.choice(count, _MOST_COORDINATES, replace=False)
+    for entry in chosen:
+        for distance in _COORDINATES if count <= 3 else (1e-3,):
+            for sign in (1.0, -1.0):
+                trial = x.copy()
+                trial[entry] += sign * distance
+                yield inside(trial)
+    for _ in range(_RANDOM_DIRECTIONS if count > 1 else 0):
+        direction = random.standard_normal(count)
+        direction /= np.abs(direction).max()
+        for distance in _RANDOM:
+            for sign in (1.0, -1.0):
+                yield inside(x + sign * distance * direction)
+
+
+def _steepest(pieces: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    """Return gradients of pieces, and their shortest convex combination, against which all of them descend."""
+    if len(pieces) > 1:
+        # The sum of the weights is asked for as one more equation, of great weight.
+        system = np.vstack([np.array(pieces).T, np.full(len(pieces), 1e3)])
+        weights = nnls(system, np.r_[np.zeros(len(pieces[0])), 1e3])[0]
+        pieces = (weights @ np.array(pieces), *pieces)
+    return [gradient for gradient in pieces[: _MOST_PIECES + 1] if np.any(gradient)]
+
+
+def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the projection onto X of points around one of its points."""
+    if not rows.balls and np.all(np.diff(rows.matrix.indptr) == 1):
+        bounds = rows.intervals()
+        return lambda v: np.clip(v, *bounds)
+    constraints = Constraints(rows.matrix, rows.lower, rows.upper, rows.balls)
+    identity = sp.csc_matrix(sp.eye(len(x)))
+    itself = ConvexSolution(x, np.zeros(len(rows.lower)), np.zeros(len(rows.balls)), Outcome.OPTIMAL)
+    nearby = Nearby(constraints, itself)
+
+    def nearest(v: np.ndarray) -> np.ndarray:
+        if rows.violation(v) == 0.0:
+            return v
+        distance = Objective(lambda z: 0.5 * float((z - v) @ (z - v)), lambda z: z - v, lambda z: identity)
+        return nearby.minimise(distance, constraints).y
+
+    return nearest
+
+
+def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) -> bool:
+    """Return whether Phi falls without end on the ray from ``start`` through x, as far as it is looked at.
+
+    Phi has to fall at every one of distances that grow tenfold, and never by less than half of the time before: a
+    function that levels off does not.
+    """
+    flat = equilibrated(FlatProblem(problem, x, y), x, y)
+    point, guess = flat.x_flat(x), flat.y_flat(y)
+    direction = point - flat.x_flat(start)
+    length, inside = np.abs(direction).max(initial=0.0), _projection(flat.x_rows, point)
+    if not (np.isfinite(length) and length > 0):
+        return False
+    values, last = [], guess
+    for distance in (0.0, *_FAR):
+        trial = point + distance * direction / length
+        if np.abs(inside(trial) - trial).max() > 1e-9 * (1 + distance):
+            return False
+        there = evaluate(flat, trial, last, thorough=False)
+        if not there.solved:
+            return False
+        last = there.lower.y
+        values.append(there.value)
+    falls = -np.diff(values)
+    return bool(np.all(falls > 0) and np.all(falls[1:] >= 0.5 * falls[:-1]))

@@ -1,0 +1,78 @@
+"""Whether g is convex in y: proven by rules or by a constant Hessian, else tested across the feasible set at x."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+
+from bilevax.convex.programs import linprog
+from bilevax.exact.lower import constraints_at
+from bilevax.model.analysis import prove_by_hessian
+from bilevax.model.flat import FlatProblem
+
+Evidence = Literal["proven", "tested", "refuted", "unknown"]
+
+_REACH = 10.0  # natural units around y within which an unbounded feasible set is looked at
+_DIRECTIONS = 4  # in which corners of the feasible set are looked for
+_MOST_PROGRAMS = 500  # variables up to which corners are found by linear programs
+
+
+class LowerConvexity(NamedTuple):
+    """What is known of the convexity of g, and the point (in the user's units) at which it is refuted, if it is."""
+
+    evidence: Evidence
+    point: np.ndarray | None = None
+
+
+def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerConvexity:
+    """Return whether g(x, .) is convex on the feasible set, and how that is known."""
+    facts, tangent = flat.properties("lower"), _tangent(flat)
+    if facts.convexity == "proven":
+        return LowerConvexity("proven")
+    if facts.quadratic and (tangent is not None or facts.convexity == "unknown"):
+        # At this x the Hessian is the same for all y; only directions that keep the equality rows count.
+        hessian = flat.hessian("lower", "y", "y", x, y)
+        reduced = hessian if tangent is None else tangent.T @ (hessian @ tangent)
+        verdict = prove_by_hessian(reduced)[0]
+        if verdict != "unknown":
+            return LowerConvexity(verdict, y * flat.scales.y if verdict == "refuted" else None)
+    if facts.convexity == "refuted" and facts.counterexample is not None:
+        return LowerConvexity("refuted", facts.counterexample.y)
+    along = None if tangent is None else flat.scales.y[:, None] * tangent
+    test = facts.refute_convexity(x * flat.scales.x, _across(flat, x, y) * flat.scales.y, tangent=along)
+    if test.counterexample is not None:
+        return LowerConvexity("refuted", test.counterexample.y)
+    return LowerConvexity("tested" if test.tested else "unknown")
+
+
+def _tangent(flat: FlatProblem) -> np.ndarray | None:
+    """Return the directions of y that keep all equality rows, as columns; None without such rows, or with many y."""
+    rows = constraints_at(flat, np.zeros(flat.n_x))
+    equal = sp.csr_matrix(rows.matrix)[rows.lower == rows.upper]
+    if equal.shape[0] == 0 or flat.n_y > _MOST_PROGRAMS:
+        return None
+    return scipy.linalg.null_space(equal.toarray(), rcond=1e-12)
+
+
+def _across(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return points across the feasible set at x: y, corners in random directions, and points between them."""
+    rows, random = constraints_at(flat, x), np.random.default_rng(0)
+    corners = [y]
+    finite = np.isfinite(rows.upper), np.isfinite(rows.lower)
+    if flat.n_y <= _MOST_PROGRAMS:
+        matrix = sp.vstack([rows.matrix[finite[0]], -rows.matrix[finite[1]]])
+        side = np.concatenate([rows.upper[finite[0]], -rows.lower[finite[1]]])
+        for direction in random.standard_normal((_DIRECTIONS, flat.n_y)):
+            for cost in (direction, -direction):
+                box = np.column_stack([y - _REACH, y + _REACH])
+                found = linprog(cost, matrix, side, bounds=box, method="highs")
+                if found.status == 0:
+                    corners.append(found.x)
+    points = np.array(corners)
+    for ball in rows.balls:
+        offset = points[:, ball.index] - ball.center
+        length = np.maximum(np.linalg.norm(offset, axis=1, keepdims=True), ball.radius)
+        points[:, ball.index] = ball.center + offset * ball.radius / length
+    weights = random.dirichlet(np.ones(len(points)), size=4 * len(points))
+    return np.vstack([points, weights @ points])

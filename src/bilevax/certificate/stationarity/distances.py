@@ -1,0 +1,43 @@
+"""Distances of gradients from cones."""
+
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.certificate.stationarity.least_norm import least_norm
+from bilevax.exact.active_rows import ActiveRows
+from bilevax.exact.sensitivity import PointDerivatives
+
+
+def distance_to_cone(gradient: np.ndarray, point: PointDerivatives) -> float:
+    """Return the distance of ``-gradient`` from the normal cone of X."""
+    if point.normals.shape[0] == 0:
+        return float(np.linalg.norm(gradient))
+    n_x = len(gradient)
+    equations = [(sp.hstack([sp.eye(n_x), -point.normals.T]), gradient)]
+    nonnegative = np.flatnonzero(~point.normal_free) + n_x
+    answer = least_norm(n_x, n_x + point.normals.shape[0], equations, nonnegative)
+    return float(np.linalg.norm(gradient)) if answer is None else answer.distance
+
+
+def hull_distance(point: PointDerivatives, active: ActiveRows, pieces: np.ndarray) -> float | None:
+    """Return the distance of 0 from hull(pieces) + normals of X + normals of {x : the lower level is feasible}."""
+    n_x, n_y, cone, count = len(point.f_x), active.a.shape[1], point.normals.shape[0], active.a.shape[0]
+    number = len(pieces)
+    total = n_x + number + cone + count
+    zero = sp.csr_matrix
+    weights, nu, mu = (
+        n_x + np.arange(number),
+        n_x + number + np.arange(cone),
+        n_x + number + cone + np.arange(count),
+    )
+    equations = [
+        (sp.hstack([sp.eye(n_x), sp.csr_matrix(-pieces.T), -point.normals.T, -active.b.T]), np.zeros(n_x)),
+        (
+            sp.hstack([zero((1, n_x)), sp.csr_matrix(np.ones((1, number))), zero((1, cone + count))]),
+            np.ones(1),
+        ),
+        (sp.hstack([zero((n_y, n_x + number + cone)), active.a.T]), np.zeros(n_y)),
+    ]
+    nonnegative = np.concatenate([weights, nu[~point.normal_free], mu[~active.equality]])
+    answer = least_norm(n_x, total, equations, nonnegative)
+    return None if answer is None else answer.distance

@@ -1,0 +1,61 @@
+"""The least norm of some unknowns under equations and signs, by Clarabel, judged by its own residual."""
+
+import dataclasses
+
+import clarabel
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.convex.programs import conic
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastNorm:
+    """The distance (the solution's own residual included) and the dual variables of the equations and of the signs."""
+
+    distance: float
+    of_equations: np.ndarray
+    of_signs: np.ndarray
+
+
+def least_norm(
+    leading: int,
+    total: int,
+    equations: list[tuple[sp.spmatrix, np.ndarray]],
+    nonnegative: np.ndarray,
+) -> LeastNorm | None:
+    """Return the least norm of the first ``leading`` entries under equations and signs.
+
+    None when they contradict each other, or the solver gets nowhere.
+    """
+    matrix = sp.vstack([left for left, _ in equations], format="csr")
+    right = np.concatenate([value for _, value in equations])
+    scale = max(1.0, np.abs(right).max(initial=0.0))
+    signs = sp.eye(total, format="csr")[nonnegative]
+    cones = [clarabel.ZeroConeT(matrix.shape[0])]
+    if signs.shape[0]:
+        cones.append(clarabel.NonnegativeConeT(signs.shape[0]))
+    # The norm itself as a cone, |v| <= t with t last: least squares to 1e-11 would give the norm to 3e-6 only.
+    cones.append(clarabel.SecondOrderConeT(leading + 1))
+    bound = sp.csr_matrix(([1.0], ([0], [total])), shape=(1, total + 1))
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    settings.max_iter = 200
+    rows = sp.vstack([matrix, -signs])
+    everything = sp.vstack(
+        [sp.hstack([rows, sp.csr_matrix((rows.shape[0], 1))]), -bound, -sp.eye(leading, total + 1)], format="csc"
+    )
+    bounds = np.concatenate([right / scale, np.zeros(signs.shape[0] + leading + 1)])
+    cost, linear = sp.csc_matrix((total + 1, total + 1)), np.r_[np.zeros(total), 1.0]
+    answer = conic(cost, linear, everything, bounds, cones, settings=settings)
+    solution, dual = np.array(answer.x)[:total], np.array(answer.z)
+    # The answer is judged by its own residual, not by the solver's word for it.
+    wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(
+        initial=0.0
+    )
+    if not np.isfinite(solution).all() or not wrong <= 1e-7 * (1 + np.abs(solution).max()):
+        return None
+    distance = float(np.linalg.norm(solution[:leading]) + wrong) * scale
+    split = matrix.shape[0]
+    return LeastNorm(distance, dual[:split], dual[split : split + signs.shape[0]])

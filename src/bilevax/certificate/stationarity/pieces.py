@@ -1,0 +1,126 @@
+"""The pieces of Phi that meet at a kink, found by eliminating the rows that stay active on all of them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+from scipy.optimize import nnls
+
+from bilevax.convex.programs import linprog
+from bilevax.exact.active_rows import MAX_DENSE, ActiveRows
+from bilevax.exact.kink import Kink, eliminate
+from bilevax.exact.sensitivity import PointDerivatives
+
+_MAX_PIECES = 1024
+_MAX_OPTIONAL = 100
+_SAMPLES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece of Phi next to x: its gradient, and the directions ``cone d <= 0`` that lead into it."""
+
+    gradient: np.ndarray
+    cone: np.ndarray
+
+
+def adjacent_pieces(
+    point: PointDerivatives, active: ActiveRows, weak: np.ndarray, unique: np.ndarray
+) -> tuple[list[Piece], bool]:
+    """Return the pieces that meet at x, and whether they are all of them."""
+    optional = ~active.equality & (weak | ~unique)
+    if optional.sum() > _MAX_OPTIONAL or active.a.shape[0] * active.a.shape[1] > MAX_DENSE:
+        return [], False
+    kink = eliminate(point, active, optional)
+    if kink is None:
+        return [], False
+    count = int(optional.sum())
+    complete = 2**count <= _MAX_PIECES
+    if complete:
+        subsets = itertools.chain.from_iterable(itertools.combinations(range(count), r) for r in range(count + 1))
+    else:
+        subsets = _sample_subsets(kink)
+    pieces = [piece for chosen in subsets if (piece := _piece(kink, np.array(chosen, int))) is not None]
+    return pieces, complete
+
+
+def _piece(kink: Kink, chosen: np.ndarray) -> Piece | None:
+    """Return the piece on which exactly ``chosen`` of the optional rows stay active, or None if there is none."""
+    others = np.setdiff1d(np.arange(len(kink.slope)), chosen)
+    carried = np.zeros(0)
+    response = np.zeros((0, kink.slope.shape[1]))
+    gradient = kink.gradient
+    if len(chosen):
+        part = kink.reduced[chosen]
+        if len(chosen) > part.shape[1] or np.linalg.svd(part, compute_uv=False)[-1] < 1e-9:
+            return None
+        carried = np.linalg.lstsq(part.T, kink.force, rcond=None)[0]
+        own = kink.compliance[np.ix_(chosen, chosen)]
+        response = np.linalg.solve(own, kink.slope[chosen])
+        gradient = gradient + kink.slope[chosen].T @ np.linalg.solve(own, kink.response[chosen])
+    unbalanced = np.abs(kink.reduced[chosen].T @ carried - kink.force).max(initial=0.0)
+    if unbalanced > kink.fragile_size or np.any(carried < -kink.fragile_size):
+        return None
+    opened = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response  # must not become positive
+    pressed = -response[carried <= kink.fragile_size]  # multipliers at zero must not become negative
+    cone = np.vstack([opened, pressed])
+    norms = np.linalg.norm(cone, axis=1)
+    cone = cone[norms > 1e-10] / norms[norms > 1e-10][:, None]
+    return Piece(gradient, cone) if _has_interior(cone) else None
+
+
+def _sample_subsets(kink: Kink) -> set[tuple[int, ...]]:
+    """Return the row sets that random directions of x lead into: the lower level's response there is a small QP."""
+    random = np.random.default_rng(0)
+    lift = 1e-12 * np.trace(kink.compliance) / len(kink.compliance)
+    factor = np.linalg.cholesky(kink.compliance + lift * np.eye(len(kink.compliance)))
+    subsets = set()
+    for _ in range(_SAMPLES):
+        push = kink.slope @ random.standard_normal(kink.slope.shape[1])
+        force = nnls(factor.T, np.linalg.solve(factor, push))[0]
+        subsets.add(tuple(np.flatnonzero(force > 1e-10 * (1 + force.max()))))
+    return subsets
+
+
+def _has_interior(cone: np.ndarray) -> bool:
+    """Return whether ``cone d < 0`` for some d (rows of unit length)."""
+    if len(cone) == 0:
+        return True
+    width = cone.shape[1]
+    margin = linprog(
+        np.r_[np.zeros(width), -1.0],
+        A_ub=np.column_stack([cone, np.ones(len(cone))]),
+        b_ub=np.zeros(len(cone)),
+        bounds=[(-1, 1)] * width + [(0, 1)],
+        method="highs",
+    )
+    return margin.status == 0 and -margin.fun > 1e-9
+
+
+def common_gradient(pieces: list[Piece]) -> np.ndarray | None:
+    """Return the gradient that all pieces share: Phi is smooth across a row that comes and goes without effect."""
+    if not pieces:
+        return None
+    first = pieces[0].gradient
+    tolerance = 1e-9 * (1 + np.linalg.norm(first))
+    return first if all(np.linalg.norm(piece.gradient - first) <= tolerance for piece in pieces) else None
+
+
+def steepest_descent(point: PointDerivatives, pieces: list[Piece]) -> float:
+    """Return the largest decrease of Phi to first order over directions of X with entries in [-1, 1]."""
+    normals = point.normals.toarray()
+    steepest = 0.0
+    for piece in pieces:
+        tangent = np.vstack([piece.cone, normals[~point.normal_free]])
+        held = normals[point.normal_free]
+        best = linprog(
+            piece.gradient,
+            A_ub=tangent if len(tangent) else None,
+            b_ub=np.zeros(len(tangent)) if len(tangent) else None,
+            A_eq=held if len(held) else None,
+            b_eq=np.zeros(len(held)) if len(held) else None,
+            bounds=(-1, 1),
+            method="highs",
+        )
+        steepest = max(steepest, -best.fun if best.status == 0 else np.inf)
+    return steepest

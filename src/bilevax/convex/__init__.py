@@ -1,0 +1,1 @@
+"""Exact convex programs: minimise, its active set and its optimality conditions. Knows no bilevel problem."""

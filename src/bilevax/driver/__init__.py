@@ -1,0 +1,1 @@
+"""Running a solver: `solve`, compiled runs, several starts, comparisons, checkpoints."""

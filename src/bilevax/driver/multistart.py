@@ -1,0 +1,247 @@
+"""`multistart`: many starts, one ranked list of certified answers."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bilevax._support import trees
+from bilevax._support.clock import deadline
+from bilevax._support.precision import float64
+from bilevax.certificate.status import Status
+from bilevax.driver.solution import Solution
+from bilevax.driver.solve import (
+    Ending,
+    Watch,
+    certified,
+    check_arguments,
+    chosen,
+    conclude,
+    next_chunk,
+    parts_of_run,
+    search,
+    shown,
+)
+from bilevax.model.coupling import LinearCoupling
+from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import BilevelProblem, refuse_tracers, validate
+from bilevax.solvers.base import AbstractSolver, HostSolver
+
+
+@dataclasses.dataclass(frozen=True)
+class Multistart:
+    """The distinct answers of many starts, best first.
+
+    Attributes
+    ----------
+    solutions
+        One certified `Solution` for each distinct answer, by value: those first whose value is proven by an exact lower
+        level, whether or not they are proven stationary. Of equal values (1e-6) a success comes first.
+    answer_of
+        For each start, the index in ``solutions`` of the answer it led to.
+    """
+
+    solutions: tuple[Solution, ...]
+    answer_of: np.ndarray
+
+    @property
+    def best(self) -> Solution:
+        """The answer of least proven value; its ``status`` tells whether it is proven stationary, too."""
+        return self.solutions[0]
+
+    @property
+    def statuses(self) -> list[Status]:
+        """The status of each start's answer."""
+        return [self.solutions[index].status for index in self.answer_of]
+
+    def __len__(self) -> int:
+        return len(self.solutions)
+
+    def __iter__(self) -> Iterator[Solution]:
+        return iter(self.solutions)
+
+    def __str__(self) -> str:
+        counts = np.bincount(self.answer_of, minlength=len(self))
+        lines = [
+            f"  {solution.value:<16.9g} {solution.status!s:<18} from {count} starts"
+            for solution, count in zip(self.solutions, counts, strict=True)
+        ]
+        return f"{len(self)} distinct answers from {len(self.answer_of)} starts\n" + "\n".join(lines)
+
+
+def multistart(
+    problem: BilevelProblem,
+    starts: PyTree | int,
+    key: int = 0,
+    *,
+    y0: PyTree = None,
+    solver: AbstractSolver | HostSolver | None = None,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    max_steps: int | None = None,
+    time_limit: float | None = None,
+) -> Multistart:
+    """Solve from many starts, merge equal answers, certify and rank them.
+
+    Parameters
+    ----------
+    starts
+        An array (or a pytree of arrays) whose first axis counts the starts, or how many to draw from X.
+    key
+        Seed of the draw.
+    solver
+        The default or another search on the host, start after start with everything compiled once; or a compiled
+        solver such as ``SFLCB(...)``, all starts in one program.
+    time_limit
+        Seconds for all starts together; starts not reached by then are left out, but for the first. The certificates,
+        together, take at most a tenth of that more, a second at least.
+    y0, rtol, atol, max_steps
+        As in `solve`, for each start.
+    """
+    began = time.monotonic()
+    check_arguments(rtol, atol, max_steps, time_limit)
+    method = chosen(solver)
+    points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
+    limit = method.default_max_steps if max_steps is None else int(max_steps)
+    new_watch = lambda: Watch(began, limit, time_limit, None, False)
+    with float64():
+        endings = (
+            _one_by_one(problem, points, y0, method, rtol, new_watch)
+            if isinstance(method, HostSolver)
+            else _all_at_once(problem, points, y0, method, rtol, atol, new_watch())
+        )
+        merged, answer_of = _merge(endings)
+        flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
+        solutions, last_call = [], new_watch().last_call
+        for number, (ending, watch) in enumerate(merged):
+            now = time.monotonic()
+            with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
+                judged = certified(flat, method, ending)
+            solutions.append(conclude(method, *judged, watch, rtol))
+    order = _ranked(solutions)
+    position = np.argsort(order)
+    return Multistart(tuple(solutions[i] for i in order), position[answer_of])
+
+
+def _ranked(solutions: list[Solution]) -> list[int]:
+    """Return the order of the solutions: proven values first, the least before, and a success before its equals."""
+    value = lambda i: solutions[i].value
+    proven = [solution.certificate.proves_value for solution in solutions]
+    order = sorted(range(len(solutions)), key=lambda i: (not proven[i], np.inf if np.isnan(value(i)) else value(i)))
+    group = [0] * len(order)
+    for place, i in enumerate(order[1:], start=1):
+        first = order[place - 1]
+        same = proven[first] == proven[i] and abs(value(i) - value(first)) <= _SAME_VALUE * (1 + abs(value(first)))
+        group[place] = group[place - 1] + (not same)
+    rank = dict(zip(order, group, strict=True))
+    return sorted(order, key=lambda i: (rank[i], not solutions[i].success))
+
+
+_SAME_VALUE = 1e-6
+
+
+def _one_by_one(
+    problem: BilevelProblem,
+    points: list[PyTree],
+    y0: PyTree,
+    solver: HostSolver,
+    rtol: float,
+    new_watch: Callable[[], Watch],
+) -> list[tuple[Ending, Watch]]:
+    endings = []
+    for point in points:
+        watch = new_watch()
+        if endings and time.monotonic() >= watch.ends:
+            break
+        x, y_like, y = validate(problem, point, y0)
+        endings.append((search(FlatProblem(problem, x, y_like), solver, x, y, None, rtol, watch), watch))
+    return endings
+
+
+def _all_at_once(
+    problem: BilevelProblem,
+    points: list[PyTree],
+    y0: PyTree,
+    solver: AbstractSolver,
+    rtol: float,
+    atol: float,
+    watch: Watch,
+) -> list[tuple[Ending, Watch]]:
+    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf, float) for leaf in leaves]), *points)
+    parts = parts_of_run(problem, y0, solver, rtol, atol)
+    begin, advance = (jax.jit(jax.vmap(part, axes)) for part, axes in zip(parts, (0, (0, None)), strict=True))
+    loop, stop, chunk = begin(stacked), 0, solver.check_every if watch.attentive else watch.limit
+    while stop < watch.limit and not bool((loop.converged | loop.diverged).all()) and time.monotonic() < watch.ends:
+        tick = time.monotonic()
+        stop = min(watch.limit, stop + chunk)
+        loop = jax.block_until_ready(advance(loop, jnp.asarray(stop)))
+        chunk = next_chunk(chunk, time.monotonic() - tick, solver.check_every)
+    watch.ended = Status.MAX_STEPS if stop >= watch.limit else Status.TIME_LIMIT
+    pick = lambda tree, index: jax.tree.map(lambda leaf: np.asarray(leaf[index]), tree)
+    results = [shown(problem, solver, pick(loop, index)) for index in range(len(points))]
+    return [
+        (
+            Ending(
+                x=result.x,
+                y=result.y,
+                steps=int(result.steps),
+                converged=bool(result.converged),
+                failure=Status.DIVERGED if bool(result.diverged) else None,
+                state=result.state,
+            ),
+            watch,
+        )
+        for result in results
+    ]
+
+
+def _merge(endings: list[tuple[Ending, Watch]]) -> tuple[list[tuple[Ending, Watch]], np.ndarray]:
+    """Return the endings that differ in x by more than 1e-5, relative, and which of them each one is."""
+    kept: list[tuple[np.ndarray, Ending, Watch]] = []
+    answer_of = []
+    for ending, watch in endings:
+        x = trees.flatten_host(ending.x)
+        for index, (other, first, _) in enumerate(kept):
+            if first.converged == ending.converged and np.abs(other - x).max() <= 1e-5 * (1 + np.abs(x).max()):
+                answer_of.append(index)
+                break
+        else:
+            answer_of.append(len(kept))
+            kept.append((x, ending, watch))
+    return [(ending, watch) for _, ending, watch in kept], np.array(answer_of)
+
+
+def _split(starts: PyTree) -> list[PyTree]:
+    refuse_tracers(starts=starts)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(starts)]
+    if not leaves or any(leaf.ndim == 0 or len(leaf) != len(leaves[0]) for leaf in leaves) or len(leaves[0]) == 0:
+        raise ValueError(
+            f"starts: expected a number, or arrays whose first axis counts the starts; got {trees.describe(starts)}."
+        )
+    structure = jax.tree.structure(starts)
+    return [jax.tree.unflatten(structure, parts) for parts in zip(*leaves, strict=True)]
+
+
+def _draw(problem: BilevelProblem, number: int, key: int) -> list[PyTree]:
+    """Draw starts: uniform where X is bounded, spread around its finite end or around 0 where it is not."""
+    if number < 1:
+        raise ValueError(f"starts: expected at least one start, got {number}.")
+    like = problem.x_set.like()
+    if like is None:
+        linear = [part for part in problem.coupling if isinstance(part, LinearCoupling)]
+        columns = [part.B.shape[1] for part in linear if part.B is not None]
+        if not columns:
+            raise ValueError("starts: the shape of x is unknown; give the starts themselves.")
+        like = jax.ShapeDtypeStruct((columns[0],), np.float64)
+    rows = problem.x_set.rows(like)
+    random = np.random.default_rng(key)
+    size = trees.size(like)
+    lower, upper = rows.intervals()
+    width = np.where(np.isfinite(upper - lower), upper - lower, 10.0)
+    base = np.where(np.isfinite(lower), lower, np.where(np.isfinite(upper), upper - width, -0.5 * width))
+    draws = base + width * random.uniform(size=(number, size))
+    return [trees.unflatten(draw, like) for draw in draws]

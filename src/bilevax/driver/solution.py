@@ -1,0 +1,64 @@
+"""`Solution`: what a run comes back with."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from bilevax._support.trees import summarise
+from bilevax.certificate.status import Status
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """The answer of a run, judged by its certificate.
+
+    Attributes
+    ----------
+    x, y
+        The answer: x from the solver, y the exact lower-level answer at x from the certificate.
+    value
+        Phi(x) from the certificate, never the iteration's own f(x, y).
+    multipliers
+        Of the lower level's rows at (x, y), in the form in which the coupling was given.
+    status, success, message
+        ``success`` is true only when the run converged and the certificate confirms it.
+    certificate
+        The exact evaluation at x.
+    history
+        Columns of numbers and words, one entry a look at the run: ``step``, ``time``, ``upper`` (f there) and the
+        solver's residuals or its ``phase``. ``pandas.DataFrame(solution.history)`` is a table, as in polars.
+    stats
+        ``steps``, ``time``, ``solver`` and what else the solver counts.
+    state
+        The solver's last state, from which a later run may be warm-started.
+    """
+
+    x: PyTree
+    y: PyTree
+    value: float
+    multipliers: PyTree
+    status: Status
+    success: bool
+    message: str
+    certificate: Any
+    history: dict[str, np.ndarray]
+    stats: dict[str, Any]
+    state: Any = dataclasses.field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        lines = [
+            ("status", f"{self.status} ({'success' if self.success else 'no success'})"),
+            ("value", f"{self.value:.10g}"),
+            ("x", summarise(self.x)),
+            ("y", summarise(self.y)),
+            *((key, _format(value)) for key, value in self.stats.items()),
+        ]
+        width = max(len(key) for key, _ in lines)
+        body = "\n".join(f"  {key:<{width}}  {value}" for key, value in lines)
+        return f"Solution: {self.message}\n{body}\n{self.certificate}"
+
+
+def _format(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,228 @@
+"""The active lower-level rows: normalised, oriented outward, equal ones merged."""
+
+import dataclasses
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+
+from bilevax.convex.minimise import ConvexSolution
+from bilevax.model.flat import FlatProblem
+
+MAX_DENSE = 4_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveRows:
+    """The active lower-level rows, normalised and oriented outward, equal ones merged."""
+
+    a: sp.csr_matrix
+    b: sp.csr_matrix
+    equality: np.ndarray
+    multiplier: np.ndarray
+    weak: np.ndarray  # a multiplier of zero, within the margin
+    zero: np.ndarray  # the size up to which a multiplier counts as zero
+    slack: np.ndarray  # what the row lacks of being active, by the margin at most
+    count_before_merging: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Margin:
+    """Relative margins: of the rows that hold x and of X, and of the rows in y alone.
+
+    The first can be closed by moving x alone: y and its multipliers stay exact. The second cannot.
+    """
+
+    coupled: float
+    own: float
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitRows:
+    """All lower-level rows ``lower <= a y + b x <= upper`` at the exact point, of unit length, those of Y last."""
+
+    a: sp.csr_matrix
+    b: sp.csr_matrix
+    lower: np.ndarray
+    upper: np.ndarray
+    value: np.ndarray  # a y + b x
+    terms: np.ndarray  # the size of what was added up in a row: a slack counts as zero against it
+    force: np.ndarray  # the multipliers of the unit rows
+    force_scale: np.ndarray  # the size of what a multiplier balances: it counts as zero against that
+
+
+def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRows:
+    """Return all lower-level rows at (x, y*(x))."""
+    rows, simple = flat.rows, flat.y_rows
+    a = sp.vstack([rows.A, simple.matrix], format="csr")
+    b = sp.vstack([rows.B, sp.csr_matrix((simple.matrix.shape[0], flat.n_x))], format="csr")
+    norms = np.sqrt(np.asarray(a.multiply(a).sum(axis=1) + b.multiply(b).sum(axis=1)).ravel())
+    norms = np.where(norms > 0, norms, 1.0)
+    a, b = sp.csr_matrix(sp.diags(1 / norms) @ a), sp.csr_matrix(sp.diags(1 / norms) @ b)
+    low, high = (np.concatenate(sides) / norms for sides in ((rows.lower, simple.lower), (rows.upper, simple.upper)))
+    # Sides on which no minimiser can lie are none, however close it comes.
+    low[lower.domain.rows_below], high[lower.domain.rows_above] = -np.inf, np.inf
+    finite = lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
+    gradient = np.abs(flat.gradients("lower", x, lower.y)[1])
+    return UnitRows(
+        a=a,
+        b=b,
+        lower=low,
+        upper=high,
+        value=a @ lower.y + b @ x,
+        terms=1 + abs(a) @ np.abs(lower.y) + abs(b) @ np.abs(x) + np.minimum(finite(low), finite(high)),
+        force=lower.multipliers * norms,
+        force_scale=1 + _largest_in_row(a, gradient),
+    )
+
+
+def _largest_in_row(a: sp.csr_matrix, sizes: np.ndarray) -> np.ndarray:
+    """Return the largest ``|a_ik| sizes_k`` of each row."""
+    if a.nnz == 0:
+        return np.zeros(a.shape[0])
+    return np.asarray(abs(a @ sp.diags(sizes)).max(axis=1).todense()).ravel()
+
+
+def complementarity_margin(rows: UnitRows) -> float:
+    """Return the smallest of max(slack, multiplier) over the inequality rows: 0 on a kink."""
+    slack = np.minimum(rows.upper - rows.value, rows.value - rows.lower)
+    inequality = (rows.lower < rows.upper) & np.isfinite(slack)
+    larger = np.maximum(slack / rows.terms, np.abs(rows.force) / rows.force_scale)
+    return float(np.min(larger[inequality], initial=np.inf))
+
+
+def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: UnitRows, margin: Margin) -> ActiveRows:
+    """Return the rows that are active at y*(x) within relative margins, those of Y and active balls included."""
+    a, b, low, high, image, force = rows.a, rows.b, rows.lower, rows.upper, rows.value, rows.force
+    tolerance = np.where(np.diff(b.indptr) > 0, margin.coupled, margin.own)
+    # The exact solve may have had to relax the rows by rounding; a force always marks its row as active.
+    near = tolerance * rows.terms + lower.relaxation
+    zero = tolerance * rows.force_scale
+    at_upper, at_lower = (high - image <= near) | (force > zero), (image - low <= near) | (force < -zero)
+    empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
+    equality = np.isfinite(high) & (high - low <= 1e-12 * (1 + np.abs(high))) & ~empty
+    at_upper, at_lower = at_upper & ~equality & ~empty, at_lower & ~equality & ~empty
+    order = [np.flatnonzero(equality), np.flatnonzero(at_upper), np.flatnonzero(at_lower)]
+    sign = np.concatenate([np.ones(len(order[0])), np.ones(len(order[1])), -np.ones(len(order[2]))])
+    index = np.concatenate(order)
+    parts_a, parts_b = [sp.diags(sign) @ a[index]], [sp.diags(sign) @ b[index]]
+    multiplier = [sign * force[index]]
+    zeros = [zero[index]]
+    above, below = (high - image)[order[1]], (image - low)[order[2]]
+    slacks = [np.maximum(np.concatenate([np.zeros(len(order[0])), above, below]), 0.0)]
+    for ball, value in zip(flat.y_rows.balls, lower.ball_multipliers, strict=True):
+        offset = lower.y[ball.index] - ball.center
+        if np.linalg.norm(offset) >= ball.radius * (1 - margin.own):
+            normal = np.zeros(flat.n_y)
+            normal[ball.index] = offset / np.linalg.norm(offset)
+            parts_a.append(sp.csr_matrix(normal))
+            parts_b.append(sp.csr_matrix((1, flat.n_x)))
+            multiplier.append(np.array([value * np.linalg.norm(offset)]))
+            pull = np.abs(flat.gradients("lower", x, lower.y)[1][ball.index]).max()
+            zeros.append(np.array([margin.own * (1 + pull)]))
+            slacks.append(np.array([max(ball.radius - np.linalg.norm(offset), 0.0)]))
+    forces = np.concatenate(multiplier)
+    free = np.arange(len(forces)) < len(order[0])
+    forces = np.where(free, forces, np.maximum(forces, 0.0))
+    stack = lambda parts: sp.vstack(parts, format="csr")
+    return _merge(stack(parts_a), stack(parts_b), free, forces, np.concatenate(zeros), np.concatenate(slacks))
+
+
+def _merge(
+    a: sp.csr_matrix,
+    b: sp.csr_matrix,
+    equality: np.ndarray,
+    multiplier: np.ndarray,
+    zero: np.ndarray,
+    slack: np.ndarray,
+) -> ActiveRows:
+    """Merge equal rows into one, opposite ones into an equality, and drop equalities that follow from others.
+
+    None of it changes the problem.
+    """
+    together = sp.csr_matrix(sp.hstack([a, b]))
+    together.data = together.data.round(10) + 0.0  # no negative zeros: rows are compared byte by byte
+    together.eliminate_zeros()
+    together.sort_indices()
+    groups: dict[bytes, int] = {}
+    keep: list[int] = []
+    merged_equality, merged_multiplier = list(equality), list(multiplier)
+    for row in range(together.shape[0]):
+        part = slice(together.indptr[row], together.indptr[row + 1])
+        columns, values = together.indices[part].tobytes(), together.data[part]
+        same, opposite = columns + values.tobytes(), columns + (-values).tobytes()
+        if same in groups:
+            first = groups[same]
+            merged_equality[first] = merged_equality[first] or equality[row]
+            merged_multiplier[first] += multiplier[row]
+        elif opposite in groups:
+            first = groups[opposite]
+            merged_equality[first] = True
+            merged_multiplier[first] -= multiplier[row]
+        else:
+            groups[same] = row
+            keep.append(row)
+    pick = np.array(keep, int)
+    pick = pick[_independent(together[pick], np.array(merged_equality, bool)[pick])]
+    equality, multiplier = np.array(merged_equality, bool)[pick], np.array(merged_multiplier, float)[pick]
+    return ActiveRows(
+        a=a[pick],
+        b=b[pick],
+        equality=equality,
+        multiplier=multiplier,
+        weak=~equality & (multiplier <= zero[pick]),
+        zero=zero[pick],
+        slack=slack[pick],
+        count_before_merging=a.shape[0],
+    )
+
+
+def _independent(rows: sp.csr_matrix, equality: np.ndarray) -> np.ndarray:
+    """Return the rows without those equalities that are combinations of others; all where finding out costs much."""
+    kept, index = np.ones(len(equality), bool), np.flatnonzero(equality)
+    if index.size > 1 and index.size**2 * rows.shape[1] <= _MAX_WORK:
+        triangle, order = scipy.linalg.qr(rows[index].T.toarray(), mode="r", pivoting=True)
+        pivots = np.zeros(index.size)
+        pivots[: min(triangle.shape)] = np.abs(np.diag(triangle))
+        kept[index[order[pivots <= 1e-9]]] = False
+    return kept
+
+
+_MAX_WORK = 1_000_000_000
+
+
+def smallest_singular_value(a: sp.csr_matrix) -> float:
+    """Return the smallest singular value of the rows (0 when they are dependent, inf when there are none)."""
+    count, size = a.shape
+    if count == 0:
+        return np.inf
+    if count > size:
+        return 0.0
+    if count * size <= MAX_DENSE:
+        return float(np.linalg.svd(a.toarray(), compute_uv=False)[-1])
+    # Inverse iteration on a a': three rounds give the order of magnitude, which is all that LICQ needs.
+    factor = spl.splu(sp.csc_matrix(a @ a.T + 1e-14 * sp.eye(count)))
+    vector = np.random.default_rng(0).standard_normal(count)
+    for _ in range(3):
+        vector = factor.solve(vector / np.linalg.norm(vector))
+    return float(np.linalg.norm(a.T @ vector) / np.linalg.norm(vector))
+
+
+def project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
+    """Return the part of a vector on which all rows vanish."""
+    rows = sp.csr_matrix(rows)
+    rows.eliminate_zeros()
+    single = np.flatnonzero(np.diff(rows.indptr) == 1)
+    free = np.ones(rows.shape[1], bool)
+    free[rows.indices[rows.indptr[single]]] = False
+    # Rows of one entry take their column out; in networks they leave a system a hundred times smaller.
+    rest = sp.csr_matrix(rows[:, free])
+    rest = rest[np.diff(rest.indptr) > 0]
+    part, answer = vector[free], np.zeros(len(vector))
+    if rest.shape[0] * rest.shape[1] <= MAX_DENSE:
+        weights = np.linalg.lstsq(rest.T.toarray(), part, rcond=1e-10)[0]
+    else:
+        weights = spl.lsmr(rest.T, part, atol=1e-13, btol=1e-13, maxiter=20_000)[0]
+    answer[free] = part - rest.T @ weights
+    return answer

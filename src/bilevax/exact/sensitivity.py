@@ -1,0 +1,116 @@
+"""Derivatives at an exact lower-level point, and the gradient of Phi on one piece."""
+
+import dataclasses
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+from scipy.linalg import lapack
+
+from bilevax.convex.minimise import ConvexSolution
+from bilevax.convex.optimality import own_units
+from bilevax.model.flat import FlatProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class PointDerivatives:
+    """Derivatives at (x, y*), and the cone of outward normals of X."""
+
+    f_x: np.ndarray
+    f_y: np.ndarray
+    hessian: sp.csc_matrix
+    mixed: sp.csc_matrix
+    normals: sp.csr_matrix
+    normal_free: np.ndarray
+    normal_slack: np.ndarray  # how far x is from those sides of X
+
+
+def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> PointDerivatives:
+    """Return the derivatives at (x, y*), a ball's curvature included, and the normals of X there."""
+    f_x, f_y = flat.gradients("upper", x, lower.y)
+    hessian = flat.hessian("lower", "y", "y", x, lower.y)
+    for ball, multiplier in zip(flat.y_rows.balls, lower.ball_multipliers, strict=True):
+        curvature = np.zeros(flat.n_y)
+        curvature[ball.index] = multiplier
+        hessian = hessian + sp.diags(curvature)
+    return PointDerivatives(
+        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), *normals_of_x(flat, x, 1e-7)
+    )
+
+
+def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
+    """Return the generators of the normal cone of X at x, which act in both directions, and how far their sides are."""
+    rows = flat.x_rows
+    norms = np.maximum(spl.norm(rows.matrix, axis=1), 1e-300) if rows.matrix.shape[0] else np.ones(0)
+    unit = sp.csr_matrix(sp.diags(1 / norms) @ rows.matrix) if len(norms) else rows.matrix
+    image, near = unit @ x, margin * (1 + abs(unit) @ np.abs(x))
+    above, below = rows.upper / norms - image, image - rows.lower / norms
+    at_upper, at_lower = above <= near, below <= near
+    both = at_upper & at_lower
+    parts = [unit[both], unit[at_upper & ~both], -unit[at_lower & ~both]]
+    slack = [np.zeros(both.sum()), above[at_upper & ~both], below[at_lower & ~both]]
+    for ball in rows.balls:
+        offset = x[ball.index] - ball.center
+        gap = ball.radius - np.linalg.norm(offset)
+        if gap <= margin * (1 + ball.radius):
+            normal = np.zeros(len(x))
+            normal[ball.index] = offset / np.linalg.norm(offset)
+            parts.append(sp.csr_matrix(normal))
+            slack.append(np.array([gap]))
+    normals = sp.vstack(parts, format="csr")
+    return normals, np.arange(normals.shape[0]) < both.sum(), np.maximum(np.concatenate(slack), 0.0)
+
+
+def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:
+    """Return the gradient of the piece on which the rows (a, b) stay active, or None where it has none."""
+    solution = solve_kkt(point.hessian, a, np.r_[-point.f_y, np.zeros(a.shape[0])])
+    if solution is None:
+        return None
+    w, xi = np.split(solution, [a.shape[1]])
+    return point.f_x + point.mixed.T @ w + b.T @ xi
+
+
+def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
+    """Solve [H a'; a 0] s = right to rounding, or return None if the system is not consistent.
+
+    In the units of the curvatures, which near a border of g's domain differ by many orders of magnitude.
+    """
+    unit = own_units(hessian)
+    along_y = sp.diags(unit)
+    a = sp.csr_matrix(a @ along_y)
+    length = spl.norm(a, axis=1) if a.shape[0] else np.ones(0)
+    units = np.concatenate([unit, 1 / np.where(length > 0, length, 1.0)])
+    a = sp.csr_matrix(sp.diags(units[len(unit) :]) @ a)
+    solution = _solve_scaled(sp.csc_matrix(along_y @ hessian @ along_y), a, (right.T * units).T)
+    return None if solution is None else (solution.T * units).T
+
+
+def _solve_scaled(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
+    count, size = a.shape
+    if size + count <= 1500 or hessian.nnz > 0.1 * size**2:
+        border = a.toarray()
+        system = np.block([[hessian.toarray(), border.T], [border, np.zeros((count, count))]])
+        solution = _solve_dense(system, right)
+    else:
+        system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
+        # Quasi-definite regularisation, taken out again by refinement.
+        scale = 1e-9 * max(1.0, abs(hessian).max())
+        shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
+        factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.01)
+        solution = factor.solve(right)
+        for _ in range(20):
+            residual = right - system @ solution
+            if np.abs(residual).max() <= 1e-12 * (1 + np.abs(right).max()):
+                break
+            solution = solution + factor.solve(residual)
+    residual = np.abs(system @ solution - right).max(initial=0.0)
+    return solution if residual <= 1e-8 * (1 + np.abs(right).max(initial=0.0)) else None
+
+
+def _solve_dense(system: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve by LU and one refinement; with dependent rows any solution will do, if there is one."""
+    factors, pivots, singular = lapack.dgetrf(system)
+    if singular or lapack.dgecon(factors, np.abs(system).sum(axis=0).max())[0] < np.finfo(float).eps:
+        return np.linalg.lstsq(system, right, rcond=1e-12)[0]
+    solution = lapack.dgetrs(factors, pivots, right)[0]
+    return solution + lapack.dgetrs(factors, pivots, right - system @ solution)[0]

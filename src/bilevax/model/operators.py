@@ -1,0 +1,297 @@
+"""Linear maps between vectors, each kept in the form that is cheapest to apply.
+
+A coupling holds two of them, A and B. Identities and diagonals stay diagonals, sparse matrices stay sparse, and every
+form knows its adjoint: autodiff of a gather is a scatter, which is an order of magnitude slower on CPU than a
+gather over the transposed rows.
+"""
+
+import abc
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import scipy.sparse as sp
+from jax.experimental import sparse as jax_sparse
+from jaxtyping import Array, Float, Int
+
+from bilevax._support.trees import host_floats, is_concrete
+
+
+class LinearMap(eqx.Module):
+    """A linear map with its adjoint."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @abc.abstractmethod
+    def mv(self, vector: Float[Array, " columns"]) -> Float[Array, " rows"]:
+        """Apply the map."""
+
+    @abc.abstractmethod
+    def rmv(self, vector: Float[Array, " rows"]) -> Float[Array, " columns"]:
+        """Apply the adjoint."""
+
+    @abc.abstractmethod
+    def to_scipy(self) -> sp.csr_matrix:
+        """Return the map as a scipy.sparse matrix on the host."""
+
+
+class Zero(LinearMap):
+    """The map to zero: an absent B."""
+
+    dimensions: tuple[int, int] = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dimensions
+
+    def mv(self, vector):
+        return jnp.zeros(self.shape[0], vector.dtype)
+
+    def rmv(self, vector):
+        return jnp.zeros(self.shape[1], vector.dtype)
+
+    def to_scipy(self):
+        return sp.csr_matrix(self.shape)
+
+
+class Dense(LinearMap):
+    """A matrix stored in full."""
+
+    matrix: Float[Array, "rows columns"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape  # type: ignore[return-value]
+
+    def mv(self, vector):
+        return self.matrix @ vector
+
+    def rmv(self, vector):
+        return vector @ self.matrix
+
+    def to_scipy(self):
+        return compressed(np.asarray(self.matrix, np.float64))
+
+
+class Diagonal(LinearMap):
+    """A square diagonal matrix, the identity included."""
+
+    diagonal: Float[Array, " rows"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.diagonal.shape[0], self.diagonal.shape[0])
+
+    def mv(self, vector):
+        return self.diagonal * vector
+
+    rmv = mv
+
+    def to_scipy(self):
+        return sp.diags(np.asarray(self.diagonal, np.float64), format="csr")
+
+
+class _Rows(eqx.Module):
+    """A sparse matrix as padded rows, grouped by length so that one long row does not pad all the others."""
+
+    columns: tuple[Int[Array, "rows width"], ...]
+    values: tuple[Float[Array, "rows width"], ...]
+    position: Int[Array, " rows"]
+
+    def __init__(self, matrix: sp.csr_matrix):
+        lengths = np.diff(matrix.indptr)
+        widths = np.where(lengths > 0, 2 ** np.ceil(np.log2(np.maximum(lengths, 1))), 0).astype(int)
+        columns, values, order = [], [], []
+        for width in np.unique(widths):
+            group = np.flatnonzero(widths == width)
+            order.append(group)
+            within = np.arange(width)[None, :]
+            valid = within < lengths[group][:, None]
+            source = np.where(valid, matrix.indptr[group][:, None] + within, 0)
+            take = lambda array, valid=valid, source=source: (
+                np.where(valid, array[source], 0) if array.size else np.zeros(valid.shape, array.dtype)
+            )
+            columns.append(take(matrix.indices.astype(np.int32)))
+            values.append(take(matrix.data))
+        self.columns, self.values = tuple(columns), tuple(values)
+        order = np.concatenate(order) if order else np.zeros(0, int)
+        self.position = np.argsort(order).astype(np.int32)  # type: ignore[assignment]
+
+    def __call__(self, vector):
+        parts = [
+            jnp.sum(values * vector[columns], axis=1) if columns.shape[1] else jnp.zeros(columns.shape[0], vector.dtype)
+            for columns, values in zip(self.columns, self.values, strict=True)
+        ]
+        if not parts:
+            return jnp.zeros(0, vector.dtype)
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)[self.position]
+
+
+class Sparse(LinearMap):
+    """A sparse matrix with its transpose, both applied by gathers."""
+
+    forward: _Rows
+    backward: _Rows
+    dimensions: tuple[int, int] = eqx.field(static=True)
+
+    def __init__(self, matrix: sp.csr_matrix):
+        self.forward, self.backward = _Rows(matrix), _Rows(matrix.T.tocsr())
+        self.dimensions = matrix.shape
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dimensions
+
+    def mv(self, vector):
+        return self.forward(vector)
+
+    def rmv(self, vector):
+        return self.backward(vector)
+
+    def to_scipy(self):
+        order = np.argsort(np.asarray(self.forward.position))
+        rows, start = [], 0
+        columns, values = [], []
+        for block_columns, block_values in zip(self.forward.columns, self.forward.values, strict=True):
+            count, width = block_columns.shape
+            rows.append(np.repeat(order[start : start + count], width))
+            columns.append(np.asarray(block_columns).ravel())
+            values.append(np.asarray(block_values, np.float64).ravel())
+            start += count
+        if not rows:
+            return sp.csr_matrix(self.shape)
+        triplets = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns)))
+        matrix = sp.csr_matrix(triplets, shape=self.shape)
+        matrix.eliminate_zeros()
+        return matrix
+
+
+class Lineax(LinearMap):
+    """Any lineax operator between flat vectors; only its action is used."""
+
+    operator: lx.AbstractLinearOperator
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.operator.out_size(), self.operator.in_size())
+
+    def mv(self, vector):
+        return self.operator.mv(vector)
+
+    def rmv(self, vector):
+        return self.operator.transpose().mv(vector)
+
+    def to_scipy(self):
+        return probe_columns(self.mv, self.shape).tocsr()
+
+
+def probe_columns(
+    apply: Any, shape: tuple[int, int], *, compile: bool = True, batch_entries: int = 2**22
+) -> sp.csc_matrix:
+    """Return the sparse matrix of a linear function by applying it to unit vectors, a bounded batch at a time.
+
+    ``apply`` maps one vector, and is compiled and batched here; with ``compile=False`` it maps a batch already.
+    """
+    rows, columns = shape
+    turns = max(1, math.ceil(columns * max(rows, columns) / batch_entries))
+    batch = max(1, math.ceil(columns / turns))
+    apply_batch = jax.jit(jax.vmap(apply)) if compile else apply
+    blocks = []
+    for start in range(0, columns, batch):
+        # The last batch is shifted back, not shortened: one shape, one compilation.
+        first = min(start, columns - batch)
+        units = np.zeros((batch, columns))
+        units[np.arange(batch), np.arange(first, first + batch)] = 1.0
+        block = np.asarray(apply_batch(units), np.float64)[start - first :]
+        blocks.append(compressed(block))
+    if not blocks or rows == 0:
+        return sp.csc_matrix(shape)
+    return (blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")).T
+
+
+def compressed(array: np.ndarray) -> sp.csr_matrix:
+    """Return an array as a sparse matrix; one without zeros a hundred times faster than SciPy would."""
+    rows, columns = array.shape
+    if array.size == 0 or np.count_nonzero(array) < array.size:
+        return sp.csr_matrix(array)
+    ends = np.arange(0, array.size + 1, columns, dtype=np.int32)
+    return sp.csr_matrix((array.flatten(), np.tile(np.arange(columns, dtype=np.int32), rows), ends), shape=array.shape)
+
+
+def as_linear_map(matrix: Any, name: str) -> LinearMap:
+    """Return the cheapest `LinearMap` for anything a user may write for a matrix.
+
+    Raises
+    ------
+    ValueError
+        If it is no matrix, or holds entries that are not finite numbers.
+    """
+    if isinstance(matrix, LinearMap):
+        return matrix
+    if isinstance(matrix, lx.AbstractLinearOperator):
+        return _from_lineax(matrix, name)
+    if isinstance(matrix, jax_sparse.JAXSparse):
+        matrix = matrix.to_bcoo() if isinstance(matrix, jax_sparse.BCSR) else matrix
+        if not isinstance(matrix, jax_sparse.BCOO) or matrix.n_dense or matrix.n_batch or matrix.ndim != 2:
+            raise ValueError(f"{name}: expected a two-dimensional BCOO or BCSR matrix, got {type(matrix).__name__}.")
+        index = np.asarray(matrix.indices)
+        # JAX marks padding by indices out of bounds.
+        valid = (index < np.asarray(matrix.shape)).all(axis=1)
+        triplets = (np.asarray(matrix.data, np.float64)[valid], (index[valid, 0], index[valid, 1]))
+        matrix = sp.coo_matrix(triplets, shape=matrix.shape)
+    if sp.issparse(matrix):
+        return _from_scipy(matrix, name)
+    return _from_array(matrix, name)
+
+
+def _from_lineax(operator: lx.AbstractLinearOperator, name: str) -> LinearMap:
+    if isinstance(operator, lx.TaggedLinearOperator):
+        return _from_lineax(operator.operator, name)
+    if isinstance(operator, lx.IdentityLinearOperator):
+        return _from_scipy(sp.eye(operator.out_size(), operator.in_size()), name)
+    if isinstance(operator, lx.DiagonalLinearOperator):
+        diagonal = host_floats(lx.diagonal(operator))
+        _check_finite(diagonal, name)
+        return Diagonal(diagonal)
+    if isinstance(operator, lx.MatrixLinearOperator):
+        return as_linear_map(operator.matrix, name)
+    return Lineax(operator)
+
+
+def _from_scipy(matrix: Any, name: str) -> LinearMap:
+    if np.iscomplexobj(matrix):
+        raise ValueError(f"{name}: expected a matrix of real numbers, got dtype {matrix.dtype}.")
+    matrix = sp.csr_matrix(matrix, dtype=np.float64, copy=True)
+    matrix.sum_duplicates()
+    _check_finite(matrix.data, name)
+    if matrix.shape[0] == matrix.shape[1] and (matrix - sp.diags(matrix.diagonal())).count_nonzero() == 0:
+        return Diagonal(matrix.diagonal())
+    return Sparse(matrix)
+
+
+def _from_array(matrix: Any, name: str) -> LinearMap:
+    try:
+        array = host_floats(matrix)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected a matrix of real numbers, got {type(matrix).__name__}.") from error
+    if array.ndim == 0:
+        array = array.reshape(1, 1)
+    if array.ndim != 2:
+        raise ValueError(
+            f"{name}: expected a matrix (or a scalar, for one variable), got an array of shape {array.shape}."
+        )
+    _check_finite(array, name)
+    # One row and one variable: a product of vectors, which batches far better than a 1 x 1 matrix.
+    return Diagonal(array[0]) if array.shape == (1, 1) else Dense(array)
+
+
+def _check_finite(numbers: Any, name: str) -> None:
+    if is_concrete(numbers) and not np.isfinite(numbers).all():
+        raise ValueError(f"{name}: expected finite entries, got NaN or infinity.")

@@ -1,0 +1,282 @@
+"""Natural units: the scales in which the numbers of a problem are as close to 1 as they can be.
+
+A problem may be written in any units. Let ``x = X u``, ``y = Y v`` with diagonal X and Y, multiply row i by ``R_i``, f
+by ``F`` and g by ``G``: every number of the problem is then multiplied by a product of these scales (an entry of A by
+``R_i Y_k``, of the Hessian of g by ``G Y_k Y_l``, a bound by ``R_i``, the width of a box by ``1 / X_j`` ...). Natural
+scales minimise the sum of the squared logarithms of all numbers (the scaling of Curtis and Reid, for the whole problem
+at once). Another unit of x, y, rows, f or g changes the scales by just that unit, so that search and certificate see
+the same scaled problem whatever the user's units.
+
+It is done in two steps. First every equation has a unit of its own: the rows, and the derivatives of f and g by each
+variable. The terms that are added up in an equation then have one size, and that tells X, free of what equations
+elsewhere look like. Then, with that X, the scales of the problem as a whole: Y, R, F and G.
+
+What counts is what does not depend on the point where f and g are a quadratic: second derivatives, the linear part that
+is left at the origin, A, B, bounds, widths of boxes. The size of x at the point only helps where nothing else tells a
+scale.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+
+from bilevax._support import clock
+
+if TYPE_CHECKING:
+    from bilevax.model.flat import FlatProblem, Level, Variable
+
+_NOISE = 1e-10  # what is this much smaller than the terms of which it is the sum is rounding
+_SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does
+_OUTLIER = 3.0  # decades off its fit from which a number counts less
+_ROUNDS = 4  # of fitting with outliers counting less
+_REFINEMENTS = 3
+_DENSE = 300  # unknown scales up to which the fit is done by dense algebra
+_SMALL = 20_000  # entries, zeros included, up to which its matrix is an array
+_MOST_ENTRIES = 200_000  # of one matrix; more are sampled
+_LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
+
+
+@dataclasses.dataclass(frozen=True)
+class Scales:
+    """Units of x, y, the rows, f and g: ``x = scales.x * u``, and rows, f and g are multiplied by theirs."""
+
+    x: np.ndarray
+    y: np.ndarray
+    rows: np.ndarray
+    upper: float = 1.0
+    lower: float = 1.0
+
+    @classmethod
+    def ones(cls, n_x: int, n_y: int, rows: int) -> "Scales":
+        """Return the user's own units."""
+        return cls(np.ones(n_x), np.ones(n_y), np.ones(rows))
+
+
+def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
+    """Return the natural scales of a problem in the user's units, as powers of two: they cost no rounding.
+
+    Parameters
+    ----------
+    flat
+        The problem on flat vectors, in the user's units.
+    x, y
+        Where derivatives are taken.
+    """
+    terms = _Terms(flat, x, y)
+    unknown = _Unknowns(flat, terms.rows.matrix.shape[0])
+    of_equations = _fit(flat, x, terms, unknown, unknown.equations).solve()
+    known = np.full(unknown.count, np.nan)
+    known[unknown.x] = np.round(of_equations[unknown.x])
+    whole = [unknown.both, unknown.upper], [unknown.y, unknown.lower]
+    found = _fit(flat, x, terms, unknown, whole).solve(known)
+    count = len(flat.rows.lower)
+    of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.log2(terms.rows.length[:count])
+    power = lambda logarithm: np.exp2(np.clip(np.round(logarithm), -200, 200))
+    return Scales(
+        power(found[unknown.x]),
+        power(found[unknown.y]),
+        power(of_rows),
+        float(power(found[unknown.upper])),
+        float(power(found[unknown.lower])),
+    )
+
+
+def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknowns", units: tuple[list, list]) -> "_Fit":
+    """Return the least squares; ``units`` are the factors of the derivatives of f in (x, y), and of g in y."""
+    fit, rows = _Fit(unknown.count), terms.rows
+    fit.add_matrix(rows.matrix, [unknown.groups], unknown.both)
+    fit.add(rows.width, [unknown.groups])
+    for bound in rows.bounds:
+        fit.add(bound, [unknown.groups])
+    for simple, columns in ((flat.x_rows, unknown.x), (flat.y_rows, unknown.y)):
+        for ball in simple.balls:
+            fit.add(np.array([1 / ball.radius]), [columns[ball.index[:1]]])
+    fit.add(1 / x[x != 0], [unknown.x[x != 0]], _SIZE_WEIGHT)
+    for hessian, linear, factors in ((*terms.upper, units[0]), (*terms.lower, units[1])):
+        fit.add_matrix(hessian, factors, unknown.both)
+        fit.add(linear, factors)
+    return fit
+
+
+class RowGroups:
+    """All rows, those of X and Y included, with parallel ones in one group: how often a row is written does not count.
+
+    Attributes
+    ----------
+    member, length
+        The group of each row, and the row's largest entry.
+    matrix
+        One row a group, its largest entry 1.
+    width, bounds
+        The distance between the two sides of a group; where there is none, the sides. Zeros tell nothing.
+    """
+
+    def __init__(self, flat: "FlatProblem"):
+        rows, of_x, of_y = flat.rows, flat.x_rows, flat.y_rows
+        matrix = sp.csr_matrix(
+            sp.block_array([[rows.B, rows.A], [of_x.matrix, None], [None, of_y.matrix]], format="csr")
+        )
+        matrix.eliminate_zeros()
+        matrix.sort_indices()
+        low = np.concatenate([rows.lower, of_x.lower, of_y.lower])
+        high = np.concatenate([rows.upper, of_x.upper, of_y.upper])
+        entries = np.diff(matrix.indptr)
+        self.length, sign, starts = np.ones(len(low)), np.ones(len(low)), matrix.indptr[:-1][entries > 0]
+        if starts.size:
+            self.length[entries > 0] = np.maximum.reduceat(np.abs(matrix.data), starts)
+            sign[entries > 0] = np.sign(matrix.data[starts])
+        unit = matrix
+        unit.data *= np.repeat(sign / self.length, entries)
+        sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
+        shapes: dict[bytes, int] = {}
+        first = []
+        self.member = np.zeros(len(low), int)
+        for row in range(len(low)):
+            if row % 1000 == 0:
+                clock.check()
+            part = slice(unit.indptr[row], unit.indptr[row + 1])
+            key = unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()
+            if key not in shapes:
+                shapes[key] = len(first)
+                first.append(row)
+            self.member[row] = shapes[key]
+        self.matrix = unit[first]
+        low, high = np.full(len(first), -np.inf), np.full(len(first), np.inf)
+        np.maximum.at(low, self.member, sides[0])
+        np.minimum.at(high, self.member, sides[1])
+        width = high - low
+        wide = np.isfinite(width) & (width > 0)
+        self.width = np.where(wide, width, 0.0)
+        self.bounds = np.where(wide, 0.0, low), np.where(wide, 0.0, high)
+
+
+class _Unknowns:
+    """Where the scales stand among the unknowns; the entries of a ball share one, or it would be no ball."""
+
+    def __init__(self, flat: "FlatProblem", groups: int):
+        n_x, n_y = flat.n_x, flat.n_y
+        ends = np.cumsum([n_x, n_y, groups, n_x + n_y, n_y])
+        self.x, self.y, self.groups, of_upper, of_lower = np.split(np.arange(ends[-1]), ends[:-1])
+        for simple, columns in ((flat.x_rows, self.x), (flat.y_rows, self.y)):
+            for ball in simple.balls:
+                columns[ball.index] = columns[ball.index[0]]
+        self.both = np.concatenate([self.x, self.y])
+        self.equations = [of_upper], [of_lower]
+        self.upper, self.lower = ends[-1], ends[-1] + 1
+        self.count = int(ends[-1]) + 2
+
+
+class _Terms:
+    """The numbers of a problem: its rows; second derivatives of f in (x, y), and of g in y by (x, y); linear parts."""
+
+    def __init__(self, flat: "FlatProblem", x: np.ndarray, y: np.ndarray):
+        point = np.concatenate([x, y])
+        if max(flat.n_x, flat.n_y) <= _LARGE:
+            of_f = flat.upper_hessian(x, y)
+            of_g = sp.hstack([flat.hessian("lower", "y", by, x, y) for by in ("x", "y")], format="csc")
+        else:
+            own = [sp.diags(_row_norms(flat, level, of, x, y)) for level, of in _SQUARES]
+            of_f = sp.block_diag(own[:2], format="csc")
+            of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
+        self.upper = of_f, _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
+        self.lower = of_g, _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
+        self.rows = flat.row_groups
+
+
+_SQUARES: "tuple[tuple[Level, Variable], ...]" = ("upper", "x"), ("upper", "y"), ("lower", "y")
+
+
+def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return about how long the rows of a second derivative are, by one product: its diagonal if there is only that."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (1, flat.n_x if of == "x" else flat.n_y))
+    clock.check()
+    return np.abs(flat.products(level, of, of, x, y)(signs)[0])
+
+
+class _Fit:
+    """Least squares for the logarithms of the scales, numbers that fit nowhere counting less."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.targets: list[np.ndarray] = []
+        self.weights: list[np.ndarray] = []
+        self.columns: list[np.ndarray] = []
+
+    def add(self, numbers: np.ndarray, unknowns: list, weight: float = 1.0) -> None:
+        """Ask that each number times its scales (one array of unknowns a factor) be 1; zeros ask nothing."""
+        size = np.abs(np.asarray(numbers, float))
+        useful = np.isfinite(size) & (size > 0)
+        if not useful.any():
+            return
+        columns = np.stack([np.broadcast_to(part, size.shape)[useful] for part in unknowns], axis=1)
+        # Unknown -1: a factor that is not there.
+        padding = np.full((len(columns), 3 - columns.shape[1]), -1)
+        self.columns.append(np.hstack([columns, padding]))
+        self.targets.append(-np.log2(size[useful]))
+        self.weights.append(np.full(int(useful.sum()), weight))
+
+    def add_matrix(self, matrix: sp.spmatrix, factors: list, columns: np.ndarray) -> None:
+        """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
+        entries = sp.coo_matrix(matrix)
+        row, column, data = entries.row, entries.col, entries.data
+        if len(data) > _MOST_ENTRIES:
+            pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
+            row, column, data = row[pick], column[pick], data[pick]
+        of_row = [factor[row] if np.ndim(factor) else factor for factor in factors]
+        self.add(data, [*of_row, columns[column]])
+
+    def solve(self, known: np.ndarray | None = None) -> np.ndarray:
+        """Return the logarithms (base 2), 0 where nothing tells them; those that are ``known`` are not NaN there."""
+        if not self.targets:
+            return np.zeros(self.count)
+        columns, target, weight = np.vstack(self.columns), np.concatenate(self.targets), np.concatenate(self.weights)
+        row, which = np.nonzero(columns >= 0)
+        matrix = sp.csr_matrix((np.ones(len(row)), (row, columns[row, which])), (len(target), self.count))
+        answer = np.zeros(self.count) if known is None else np.nan_to_num(known)
+        free = np.flatnonzero(np.ones(self.count, bool) if known is None else np.isnan(known))
+        target, matrix, strength = target - matrix @ answer, matrix[:, free], weight
+        if matrix.shape[0] * matrix.shape[1] <= _SMALL:
+            matrix = matrix.toarray()
+        for _ in range(_ROUNDS):
+            weighted = matrix * strength[:, None] if isinstance(matrix, np.ndarray) else sp.diags(strength) @ matrix
+            answer[free] = _least_squares(weighted, strength * target)
+            off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
+            strength = weight / np.sqrt(1 + off**2)
+        return answer
+
+
+def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:
+    """Return the solution of least norm; the matrix is an array or sparse."""
+    if matrix.shape[1] > _DENSE:
+        matrix = sp.csr_matrix(matrix)
+        transposed = sp.csr_matrix(matrix.T)
+
+        def times(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
+            clock.check()
+            return rows @ vector
+
+        watched = spl.LinearOperator(
+            matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(transposed, v), dtype=float
+        )
+        return spl.lsmr(watched, target, atol=1e-8, btol=1e-8, maxiter=200)[0]
+    normal, right = matrix.T @ matrix, matrix.T @ target
+    normal = normal if isinstance(normal, np.ndarray) else normal.toarray()
+    # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
+    weight = 1e-9 * max(1.0, normal.diagonal().max())
+    factor = scipy.linalg.cho_factor(normal + weight * np.eye(len(normal)), check_finite=False)
+    answer = np.zeros(len(normal))
+    for _ in range(_REFINEMENTS):
+        answer += scipy.linalg.cho_solve(factor, right - normal @ answer, check_finite=False)
+    return answer
+
+
+def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix, point: np.ndarray) -> np.ndarray:
+    """Return ``gradient - hessian @ point``, 0 where it is but rounding."""
+    with np.errstate(invalid="ignore"):
+        left = gradient - hessian @ point
+        terms = np.abs(gradient) + abs(hessian) @ np.abs(point)
+        return np.where(np.abs(left) > _NOISE * terms, left, 0.0)

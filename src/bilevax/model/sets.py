@@ -1,0 +1,429 @@
+"""Simple convex sets for x and y: each knows its projection, and its description as rows for exact solvers."""
+
+import abc
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import PyTree
+
+from bilevax._support import trees
+from bilevax._support.clock import unlimited
+from bilevax._support.precision import call_host
+from bilevax.convex.minimise import Ball as BallConstraint
+from bilevax.convex.minimise import Constraints, Objective, Outcome, minimise
+from bilevax.model.operators import LinearMap, Lineax, as_linear_map
+
+
+class SetRows(NamedTuple):
+    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls.
+
+    ``unit`` is what the rows were multiplied by when the set was written in other units, None if it was not.
+    """
+
+    matrix: sp.csr_matrix
+    lower: np.ndarray
+    upper: np.ndarray
+    balls: tuple[BallConstraint, ...] = ()
+    unit: np.ndarray | None = None
+
+    def in_units(self, scale: np.ndarray) -> "SetRows":
+        """Return the set of all v for which ``scale * v`` is in this one, the largest entry of each row about 1."""
+        if np.all(scale == 1.0):
+            return self
+        matrix = sp.csr_matrix(self.matrix @ sp.diags(scale))
+        largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel() if matrix.nnz else np.zeros(matrix.shape[0])
+        unit = np.exp2(-np.round(np.log2(np.where(largest > 0, largest, 1.0))))  # a power of two: no rounding
+        balls = tuple(
+            dataclasses.replace(ball, center=ball.center / scale[ball.index], radius=ball.radius / scale[ball.index[0]])
+            for ball in self.balls
+        )
+        return SetRows(sp.csr_matrix(sp.diags(unit) @ matrix), unit * self.lower, unit * self.upper, balls, unit)
+
+    def intervals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bounds that rows with a single entry put on each variable."""
+        size = self.matrix.shape[1]
+        lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
+        first = self.matrix.indptr[:-1][np.diff(self.matrix.indptr) == 1]
+        single = np.diff(self.matrix.indptr) == 1
+        column, scale = self.matrix.indices[first], self.matrix.data[first]
+        ends = np.sort(np.stack([self.lower[single] / scale, self.upper[single] / scale]), axis=0)
+        np.maximum.at(lower, column, ends[0])
+        np.minimum.at(upper, column, ends[1])
+        return lower, upper
+
+    def well_inside(self, v: np.ndarray) -> np.ndarray:
+        """Return v moved well inside the variables' bounds, where functions with logarithms are defined."""
+        lower, upper = self.intervals()
+        inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(upper - lower), upper - lower, 1.0))
+        return np.clip(v, lower + inset, upper - inset)
+
+    def violation(self, v: np.ndarray) -> float:
+        """Return by how much v is outside: the largest violation of a row or a ball, relative to 1 + |v|."""
+        image = self.matrix @ v
+        rows = np.maximum(self.lower - image, image - self.upper).max(initial=0.0)
+        balls = [np.linalg.norm(v[ball.index] - ball.center) - ball.radius for ball in self.balls]
+        return float(max(rows, *balls, 0.0) / (1 + np.abs(v).max(initial=0.0)))
+
+    def around(self, v: np.ndarray) -> "SetRows":
+        """Return the set of steps that stay in this one from v; no step at all always does, whatever the rounding."""
+        image = self.matrix @ v
+        return self._replace(
+            lower=np.minimum(self.lower - image, 0.0),
+            upper=np.maximum(self.upper - image, 0.0),
+            balls=tuple(dataclasses.replace(ball, center=ball.center - v[ball.index]) for ball in self.balls),
+        )
+
+
+class ConvexSet(eqx.Module):
+    """A closed convex set with a cheap projection."""
+
+    @abc.abstractmethod
+    def project(self, value: PyTree) -> PyTree:
+        """Return the nearest point of the set, in the structure of ``value``."""
+
+    @abc.abstractmethod
+    def rows(self, like: PyTree) -> SetRows:
+        """Describe the set by rows and balls on the flattened variable."""
+
+    @abc.abstractmethod
+    def check(self, like: PyTree, name: str) -> None:
+        """Raise a `ValueError` if the set does not fit a variable shaped like ``like``."""
+
+    def like(self) -> PyTree | None:
+        """Return the shapes of the variable where the set itself tells them, else None."""
+        return None
+
+
+def _no_rows(size: int) -> SetRows:
+    return SetRows(sp.csr_matrix((0, size)), np.zeros(0), np.zeros(0))
+
+
+class Free(ConvexSet):
+    """The whole space."""
+
+    def project(self, value: PyTree) -> PyTree:
+        return value
+
+    def rows(self, like: PyTree) -> SetRows:
+        return _no_rows(trees.size(like))
+
+    def check(self, like: PyTree, name: str) -> None:
+        pass
+
+
+class Box(ConvexSet):
+    """All v with ``lower <= v <= upper``; infinite bounds are absent ones.
+
+    Parameters
+    ----------
+    lower, upper
+        A number, an array that broadcasts to the variable, or a pytree of them with the variable's structure.
+    """
+
+    lower: PyTree
+    upper: PyTree
+
+    def __init__(self, lower: PyTree, upper: PyTree):
+        try:
+            self.lower = trees.map_arrays(trees.host_floats, lower)
+            self.upper = trees.map_arrays(trees.host_floats, upper)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Box: expected numbers (or infinities) for lower and upper: {error}.") from error
+
+    def __check_init__(self):
+        for side, bound, wrong in (("lower", self.lower, np.inf), ("upper", self.upper, -np.inf)):
+            for leaf in filter(trees.is_concrete, jax.tree.leaves(bound)):
+                if np.isnan(leaf).any():
+                    raise ValueError(f"Box: expected numbers (or infinities) for {side}, got NaN.")
+                if np.any(leaf == wrong):
+                    raise ValueError(f"Box: no value satisfies {side} = {wrong}.")
+        if jax.tree.structure(self.lower) == jax.tree.structure(self.upper):
+            for low, high in zip(jax.tree.leaves(self.lower), jax.tree.leaves(self.upper), strict=True):
+                if trees.is_concrete(low) and trees.is_concrete(high) and np.any(low > high):
+                    raise ValueError(f"Box: expected lower <= upper, got {_first_pair(low, high)}.")
+
+    def project(self, value: PyTree) -> PyTree:
+        low, high = _spread(self.lower, value), _spread(self.upper, value)
+        return jax.tree.map(lambda v, a, b: jnp.clip(v, _cast(a, v), _cast(b, v)), value, low, high)
+
+    def rows(self, like: PyTree) -> SetRows:
+        low, high = self._bounds(like)
+        bounded = np.flatnonzero(np.isfinite(low) | np.isfinite(high))
+        return SetRows(sp.eye(len(low), format="csr")[bounded], low[bounded], high[bounded])
+
+    def _bounds(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:
+        full = [
+            jax.tree.map(lambda leaf, bound: np.broadcast_to(bound, leaf.shape), like, _spread(side, like))
+            for side in (self.lower, self.upper)
+        ]
+        return trees.flatten_host(full[0]), trees.flatten_host(full[1])
+
+    def check(self, like: PyTree, name: str) -> None:
+        for side, bound in (("lower", self.lower), ("upper", self.upper)):
+            try:
+                spread = _spread(bound, like)
+                jax.tree.map(lambda leaf, b: np.broadcast_to(np.empty(b.shape), leaf.shape), like, spread)
+            except ValueError:
+                raise ValueError(
+                    f"{name}: the box's {side} bound is {trees.describe(bound)}, "
+                    f"which does not broadcast to the variable, {trees.describe(like)}."
+                ) from None
+        low, high = self._bounds(like) if all(map(trees.is_concrete, jax.tree.leaves(self))) else (0.0, 0.0)
+        if np.any(np.asarray(low) > np.asarray(high)):
+            raise ValueError(f"{name}: expected lower <= upper, got {_first_pair(low, high)}.")
+
+    def like(self) -> PyTree | None:
+        low = jax.tree.leaves(self.lower)
+        if jax.tree.structure(self.lower) != jax.tree.structure(self.upper) or all(leaf.ndim == 0 for leaf in low):
+            return None
+        return jax.tree.map(
+            lambda a, b: jax.ShapeDtypeStruct(np.broadcast_shapes(a.shape, b.shape), np.float64),
+            self.lower,
+            self.upper,
+        )
+
+
+class NonNegative(Box):
+    """All v >= 0."""
+
+    def __init__(self):
+        super().__init__(0.0, np.inf)
+
+
+class Simplex(ConvexSet):
+    """All v >= 0 whose entries add up to ``total``."""
+
+    total: Any
+
+    def __init__(self, total: Any = 1.0):
+        self.total = trees.host_floats(total)
+
+    def __check_init__(self):
+        if self.total.ndim or (trees.is_concrete(self.total) and not 0 < self.total < np.inf):
+            raise ValueError(f"Simplex: expected a positive number for total, got {self.total}.")
+
+    def project(self, value: PyTree) -> PyTree:
+        flat = trees.flatten(value)
+        flat = flat - jnp.max(flat)  # changes nothing but rounding: far away the total would be lost in the sums
+        ordered = jnp.sort(flat)[::-1]
+        # The largest k for which the k biggest entries stay positive after the common shift.
+        shifts = (jnp.cumsum(ordered) - _cast(self.total, flat)) / jnp.arange(1, flat.shape[0] + 1, dtype=flat.dtype)
+        count = jnp.sum(ordered > shifts)
+        return trees.unflatten(jnp.maximum(flat - shifts[count - 1], 0.0), value)
+
+    def rows(self, like: PyTree) -> SetRows:
+        size, total = trees.size(like), float(self.total)
+        matrix = sp.vstack([sp.csr_matrix(np.ones((1, size))), sp.eye(size)], format="csr")
+        return SetRows(matrix, np.r_[total, np.zeros(size)], np.r_[total, np.full(size, np.inf)])
+
+    def check(self, like: PyTree, name: str) -> None:
+        if trees.size(like) == 0:
+            raise ValueError(f"{name}: a simplex needs at least one entry, got {trees.describe(like)}.")
+
+
+class Ball(ConvexSet):
+    """All v with ``|v - center| <= radius`` (Euclidean, over all entries)."""
+
+    radius: Any
+    center: PyTree
+
+    def __init__(self, radius: Any, center: PyTree = 0.0):
+        self.radius = trees.host_floats(radius)
+        self.center = trees.map_arrays(trees.host_floats, center)
+
+    def __check_init__(self):
+        if self.radius.ndim or (trees.is_concrete(self.radius) and not 0 < self.radius < np.inf):
+            raise ValueError(f"Ball: expected a positive number for radius, got {self.radius}.")
+        if any(trees.is_concrete(c) and not np.isfinite(c).all() for c in jax.tree.leaves(self.center)):
+            raise ValueError("Ball: expected a finite center, got NaN or infinity.")
+
+    def project(self, value: PyTree) -> PyTree:
+        center = jax.tree.map(_cast, _spread(self.center, value), value)
+        offset = jax.tree.map(lambda v, c: v - c, value, center)
+        square = trees.dot(offset, offset)
+        radius = _cast(self.radius, square)
+        outside = square > radius**2
+        # The double `where` keeps the derivative finite at the center.
+        scale = jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, square, 1.0)), 1.0)
+        return jax.tree.map(lambda v, c, o: jnp.where(outside, c + scale * o, v), value, center, offset)
+
+    def rows(self, like: PyTree) -> SetRows:
+        size = trees.size(like)
+        center = jax.tree.map(lambda leaf, c: np.broadcast_to(c, leaf.shape), like, _spread(self.center, like))
+        ball = BallConstraint(np.arange(size), trees.flatten_host(center), float(self.radius))
+        return _no_rows(size)._replace(balls=(ball,))
+
+    def check(self, like: PyTree, name: str) -> None:
+        try:
+            spread = _spread(self.center, like)
+            jax.tree.map(lambda leaf, c: np.broadcast_to(np.empty(c.shape), leaf.shape), like, spread)
+        except ValueError:
+            raise ValueError(
+                f"{name}: the ball's center is {trees.describe(self.center)}, "
+                f"which does not broadcast to the variable, {trees.describe(like)}."
+            ) from None
+
+
+class Polyhedron(ConvexSet):
+    """All v with ``lower <= A v <= upper``, A acting on the flattened variable.
+
+    Its projection is a quadratic program solved exactly on the host, also from within compiled code: correct
+    everywhere, but slower than the other sets inside first-order loops.
+    """
+
+    A: LinearMap
+    lower: np.ndarray
+    upper: np.ndarray
+
+    def __init__(self, A: Any, lower: Any = -np.inf, upper: Any = np.inf):
+        self.A = as_linear_map(A, "Polyhedron: A")
+        if isinstance(self.A, Lineax):  # its matrix is found by compiled code, which a projection cannot call
+            self.A = as_linear_map(self.A.to_scipy(), "Polyhedron: A")
+        count = self.A.shape[0]
+        self.lower = _row_bound(lower, count, "Polyhedron: lower")
+        self.upper = _row_bound(upper, count, "Polyhedron: upper")
+
+    def __check_init__(self):
+        if all(map(trees.is_concrete, (self.lower, self.upper))):
+            if np.any(self.lower > self.upper):
+                raise ValueError(f"Polyhedron: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
+            if np.any(np.isposinf(self.lower)) or np.any(np.isneginf(self.upper)):
+                raise ValueError("Polyhedron: no value satisfies lower = +inf or upper = -inf.")
+
+    def project(self, value: PyTree) -> PyTree:
+        flat = trees.flatten(value)
+        if all(map(trees.is_concrete, jax.tree.leaves((self, flat)))):
+            nearest = jnp.asarray(self._nearest(np.asarray(flat)), flat.dtype)
+        else:
+            # The set is an argument: inside compiled code its numbers are known only when the host is called.
+            nearest = call_host(Polyhedron._nearest, jax.ShapeDtypeStruct(flat.shape, flat.dtype), self, flat)
+        return trees.unflatten(nearest, value)
+
+    def _nearest(self, point: np.ndarray) -> np.ndarray:
+        point = point.astype(np.float64)
+        matrix, lower, upper, *_ = self.rows(point)
+        image = matrix @ point
+        if np.all((image >= lower) & (image <= upper)):
+            return point
+        identity = sp.eye(len(point), format="csc")
+        distance = Objective(
+            value=lambda v: 0.5 * float((v - point) @ (v - point)),
+            gradient=lambda v: v - point,
+            hessian=lambda v: identity,
+        )
+        with unlimited():  # quick, and often called by XLA, through which no exception comes as what it is
+            nearest = minimise(distance, Constraints(matrix, lower, upper, relaxable=len(lower)), point)
+        if nearest.outcome is Outcome.INFEASIBLE:
+            raise ValueError(f"Polyhedron: the set is empty; its rows miss each other by {nearest.relaxation:g}.")
+        return nearest.y
+
+    def rows(self, like: PyTree) -> SetRows:
+        return SetRows(self.A.to_scipy(), np.asarray(self.lower), np.asarray(self.upper))
+
+    def check(self, like: PyTree, name: str) -> None:
+        if self.A.shape[1] != trees.size(like):
+            raise ValueError(
+                f"{name}: the polyhedron's A has {self.A.shape[1]} columns, "
+                f"but the variable, {trees.describe(like)}, has {trees.size(like)} entries."
+            )
+        known = lambda leaf: trees.is_concrete(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+        if all(map(known, jax.tree.leaves((self, like)))):
+            point = trees.flatten_host(like)
+            if self.rows(like).violation(point) > 1e-6:  # else the point proves that there is one
+                try:
+                    self._nearest(point)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+
+    def like(self) -> PyTree | None:
+        return jax.ShapeDtypeStruct((self.A.shape[1],), np.float64)
+
+
+class Product(ConvexSet):
+    """One set for each leaf of the variable, in a pytree of the variable's structure.
+
+    Examples
+    --------
+    >>> shares_and_flows = Product({"share": Box(0.0, 1.0), "flow": NonNegative()})
+    """
+
+    sets: PyTree
+
+    def __check_init__(self):
+        for leaf in self._leaves():
+            if not isinstance(leaf, ConvexSet):
+                raise ValueError(f"Product: expected a pytree of sets, got a leaf of type {type(leaf).__name__}.")
+
+    def _leaves(self) -> list[ConvexSet]:
+        return jax.tree.leaves(self.sets, is_leaf=_is_set)
+
+    def project(self, value: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(value)
+        projected = [part.project(leaf) for part, leaf in zip(self._leaves(), leaves, strict=True)]
+        return jax.tree.unflatten(structure, projected)
+
+    def rows(self, like: PyTree) -> SetRows:
+        parts, balls, start = [], [], 0
+        for part, leaf in zip(self._leaves(), jax.tree.leaves(like), strict=True):
+            rows = part.rows(leaf)
+            parts.append(rows)
+            balls += [BallConstraint(ball.index + start, ball.center, ball.radius) for ball in rows.balls]
+            start += trees.size(leaf)
+        return SetRows(
+            sp.block_diag([rows.matrix for rows in parts], format="csr"),
+            np.concatenate([rows.lower for rows in parts]),
+            np.concatenate([rows.upper for rows in parts]),
+            tuple(balls),
+        )
+
+    def check(self, like: PyTree, name: str) -> None:
+        found, wanted = jax.tree.structure(self.sets, is_leaf=_is_set), jax.tree.structure(like)
+        if found != wanted:
+            raise ValueError(f"{name}: the product's sets have structure {found}, the variable has {wanted}.")
+        for index, (part, leaf) in enumerate(zip(self._leaves(), jax.tree.leaves(like), strict=True)):
+            part.check(leaf, f"{name}, leaf {index}")
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, ConvexSet)
+
+
+def _spread(bound: PyTree, like: PyTree) -> PyTree:
+    """Return ``bound`` with the structure of ``like``; a single array serves every leaf."""
+    structure = jax.tree.structure(like)
+    if jax.tree.structure(bound) == structure:
+        return bound
+    leaves = jax.tree.leaves(bound)
+    if len(leaves) != 1 or jax.tree.structure(bound) != jax.tree.structure(0):
+        raise ValueError("structures differ")
+    return jax.tree.unflatten(structure, leaves * structure.num_leaves)
+
+
+def _cast(number: Any, like: Any) -> Any:
+    """Return a set's numbers in the precision of the point that is projected."""
+    return jnp.asarray(number, jnp.result_type(like))
+
+
+def _row_bound(bound: Any, count: int, name: str) -> np.ndarray:
+    try:
+        array = trees.host_floats(bound)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected a number or {count} numbers, got {type(bound).__name__}.") from error
+    try:
+        array = np.broadcast_to(array, (count,)) if trees.is_concrete(array) else jnp.broadcast_to(array, (count,))
+    except ValueError:
+        raise ValueError(f"{name}: expected a number or {count} numbers, got shape {array.shape}.") from None
+    if trees.is_concrete(array) and np.isnan(array).any():
+        raise ValueError(f"{name}: expected numbers (or infinities), got NaN.")
+    return array  # type: ignore[return-value]
+
+
+def _first_pair(low: Any, high: Any) -> str:
+    low, high = np.broadcast_arrays(low, high)
+    index = np.flatnonzero((low > high).ravel())[0]
+    return f"lower {low.ravel()[index]:g} > upper {high.ravel()[index]:g} at entry {index}"

@@ -1,0 +1,1 @@
+"""Network design: problems on roads and routes."""
