@@ -77,12 +77,12 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     count = len(flat.rows.lower)
     of_rows = found[unknown.groups[terms.rows.member[:count]]] - np.log2(terms.rows.length[:count])
     power = lambda logarithm: np.exp2(np.clip(np.round(logarithm), -200, 200))
-    of_upper = found[unknown.upper]
+    of_upper = float(found[unknown.upper])
     return Scales(
         power(found[unknown.x]),
         power(found[unknown.y]),
         power(of_rows),
-        float(power(of_upper - np.log2(_total(terms, np.exp2(found[unknown.y]), np.exp2(of_upper))))),
+        float(power(of_upper - np.log2(_total(terms, np.exp2(found[unknown.y]), 2.0**of_upper)))),
         float(power(found[unknown.lower])),
     )
 
@@ -91,9 +91,8 @@ def _total(terms: "_Terms", of_y: np.ndarray, of_upper: float) -> float:
     """Return how steep or curved f is in y as a whole, at least 1: x moves many entries of y at once."""
     hessian, linear = terms.upper
     first = hessian.shape[0] - len(of_y)
-    entries = hessian.tocoo()
-    of_y_both = np.concatenate([np.zeros(first), of_y])
-    curved = of_y_both[entries.row] * entries.data * of_y_both[entries.col]
+    entries, unit = sp.coo_matrix(hessian), np.concatenate([np.zeros(first), of_y])
+    curved = unit[entries.row] * entries.data * unit[entries.col]
     norms = np.linalg.norm(of_y * linear[first:]), np.linalg.norm(curved)
     return max(1.0, *(float(of_upper * norm) for norm in norms))
 
@@ -200,7 +199,7 @@ class _Terms:
         self.rows = flat.row_groups
 
 
-_SQUARES = ("upper", "x"), ("upper", "y"), ("lower", "y")
+_SQUARES: "list[tuple[Level, Variable]]" = [("upper", "x"), ("upper", "y"), ("lower", "y")]
 
 
 def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarray, y: np.ndarray) -> np.ndarray:
