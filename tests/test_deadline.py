@@ -183,13 +183,13 @@ def test_a_minimiser_found_in_time_counts_though_others_are_not_looked_for(monke
 
 def test_a_refutation_found_in_time_counts(monkeypatch):
     """The challenge finds a lower point, and then the time is over."""
-    genuine, calls = challenge.evaluate, []
+    genuine, calls = challenge.Surroundings.evaluate, []
 
     def evaluate(*given, **options):
         calls.append(given)
         return slow() if len(calls) > 4 else genuine(*given, **options)
 
-    monkeypatch.setattr(challenge, "evaluate", evaluate)
+    monkeypatch.setattr(challenge.Surroundings, "evaluate", evaluate)
     problem = bx.BilevelProblem(lambda x, y: x[0] ** 2 + y[0], lambda x, y: (y[0] - x[0]) ** 2)
     found = bx.certify(problem, [1.0], [1.0], time_limit=3.0)
     assert found.challenges == 4

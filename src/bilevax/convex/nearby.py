@@ -28,10 +28,11 @@ class Nearby:
     @np.errstate(all="ignore")  # overflow and nan are expected outside the domain, and are tested for
     def _followed(self, objective: Objective, constraints: Constraints, tolerance: float) -> ConvexSolution | None:
         rows, known = self._at(constraints), self.solution
-        if rows is None:
+        at = Local(objective, known.y)
+        if rows is None or not (np.all(np.isfinite(at.gradient)) and np.all(np.isfinite(at.hessian.data))):
             return None
         multipliers = known.multipliers[rows.kept] * rows.norms
-        point = follow(rows, Local(objective, known.y), multipliers, known.ball_multipliers, tolerance)
+        point = follow(rows, at, multipliers, known.ball_multipliers, tolerance)
         if not (point.error <= 0.1 * tolerance and point.at.finite):
             return None
         found = solution_at(constraints, rows, known.y, point, Outcome.OPTIMAL, 0)
