@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,17 @@ from hypothesis import settings
 # Most of the time of the tests is XLA compiling small programs. Its older code generator for fused loops is as exact,
 # and twice as fast at that. It has to be chosen before JAX starts; `XLA_FLAGS= make test` leaves the choice to XLA.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+
+# What one process of a run has compiled, the others need not: both workers, and the processes that tests start.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="bilevax-tests-", ignore_cleanup_errors=True)  # until the run ends
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    # JAX, imported already, has looked at these variables.
+    jax.config.update("jax_compilation_cache_dir", _CACHE.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")

@@ -1,5 +1,6 @@
 """A user's own code, in a process of either precision, before and after every public call."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -119,9 +120,10 @@ if sys.argv[2] == "warm" and "certify" in sys.argv:
 
 def run_user_code(*arguments: str, double: bool = False) -> None:
     program = [sys.executable, "-c", USER, "double" if double else "single", *arguments]
-    environment = {"JAX_ENABLE_X64": "1" if double else "0", "PATH": "", "HOME": "/tmp"}
     source = str(pathlib.Path(bilevax.__file__).parents[1])
-    done = subprocess.run(program, env={**environment, "PYTHONPATH": source}, capture_output=True, text=True)
+    environment = {"JAX_ENABLE_X64": "1" if double else "0", "PATH": "", "HOME": "/tmp", "PYTHONPATH": source}
+    compiling = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
+    done = subprocess.run(program, env=compiling | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
