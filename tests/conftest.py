@@ -12,8 +12,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-# Most of the time of the tests is XLA compiling small programs. Its older code generator for fused loops is as exact,
-# and twice as fast at that. It has to be chosen before JAX starts; `XLA_FLAGS= make test` leaves the choice to XLA.
+# Most of the time of the tests is XLA compiling small programs, and its older code generator for fused loops compiles
+# them in about half the time. It has to be chosen before JAX starts; `XLA_FLAGS= make test` leaves the choice to XLA.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 
 # What one process of a run has compiled, the others need not: both workers, and the processes that tests start.

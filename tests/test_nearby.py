@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from bilevax.convex import Ball, Constraints, Objective, Outcome, minimise
-from bilevax.nearby import Nearby
+from bilevax.convex.minimise import Ball, Constraints, Objective, Outcome, minimise
+from bilevax.convex.nearby import Nearby
 
 
 def quadratic(hessian: np.ndarray, linear: np.ndarray) -> Objective:

@@ -271,7 +271,8 @@ def _saddle_point(
     free, others = np.flatnonzero(free), np.flatnonzero(others)
     move, change = np.zeros(size), np.zeros(miss.size)
     move[fixed] = miss[single] / pivot
-    block, rest = second[free][:, free], matrix[others]
+    block: Any = second[free][:, free]
+    rest = matrix[others]
     right = np.concatenate([(force - second @ move)[free], miss[others] - rest @ move])
     # Variables in the units of their curvature and rows of length 1 keep the cut-off of least squares meaningful.
     unit = own_units(hessian)[free]
