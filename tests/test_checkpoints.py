@@ -134,15 +134,15 @@ def same_answer(a, b):
 @pytest.fixture
 def certified_once(monkeypatch):
     """Give a point that was certified before, the same to the last bit, its certificate: here the way to it counts."""
-    known, certify = {}, driver.certify
+    known, certify = {}, driver.certify_flat
 
-    def remembered(problem, *point, **more):
-        key = id(problem), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((point, more)))
+    def remembered(flat, *point):
+        key = id(flat.problem), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(point))
         if key not in known:
-            known[key] = certify(problem, *point, **more), problem  # while it is kept, its id is no other's
+            known[key] = certify(flat, *point), flat.problem  # while it is kept, its id is no other's
         return known[key][0]
 
-    monkeypatch.setattr(driver, "certify", remembered)
+    monkeypatch.setattr(driver, "certify_flat", remembered)
 
 
 class BreakOff(Exception):

@@ -172,4 +172,4 @@ def test_no_trace_of_a_constant_outlives_the_context(name):
 def test_there_is_one_way_to_ask_for_double_precision():
     sources = pathlib.Path(bilevax.__file__).parent.rglob("*.py")
     users = [path.name for path in sources if re.search(r"\benable_x64\(", path.read_text())]
-    assert users == ["_precision.py"]
+    assert users == ["precision.py"]

@@ -318,7 +318,7 @@ def bench(
     - `bilevax bench sflcb_step --turns 10`
     - `bilevax bench default -- --help`
     """
-    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    folder = Path(__file__).resolve().parents[3] / "benchmarks"
     with _Output(as_json) as output:
         if not folder.is_dir():
             raise ValueError(f"bench: expected a checkout of bilevax with its benchmarks, found none at {folder}.")

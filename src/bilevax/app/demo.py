@@ -12,7 +12,7 @@ from bilevax.problems.network.design import NetworkDesign
 from bilevax.problems.svm import svm
 from bilevax.problems.toy import toy
 
-_BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[3] / "shared" / "data"
+_BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
 class Case(NamedTuple):

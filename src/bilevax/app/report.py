@@ -229,7 +229,7 @@ def write(
 
     named = _named(solutions)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("bilevax"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("bilevax.app"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["short"] = short
     page = environment.get_template("report.html").render(
