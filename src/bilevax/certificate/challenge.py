@@ -34,6 +34,9 @@ _RANDOM_DIRECTIONS = 3
 _MOST_PIECES = 4
 _FEWEST, _WORK = 4, 40_000  # points are tried up to so much work, in variables and rows; so many in any case
 _SLOPE = 1e-5  # a slope, relative to that of f, that is none
+_INSIDE = 1e-13  # violations of X up to this are rounding
+_SMALL_SET = 100_000  # entries of the rows of X up to which they are an array
+_CORRECTIONS = 3
 _FAR = 10.0 ** np.arange(1, 7)  # natural units at which a Phi without bound has to fall
 _ROUNDING = 1e-9  # of a value of Phi, relative to its size
 
@@ -121,12 +124,29 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
     nearby = Nearby(constraints, itself)
 
     def nearest(v: np.ndarray) -> np.ndarray:
-        if rows.violation(v) == 0.0:
-            return v
+        found = v if rows.violation(v) <= _INSIDE else _onto_broken_rows(rows, v)
+        if found is not None:
+            return found
         distance = Objective(lambda z: 0.5 * float((z - v) @ (z - v)), lambda z: z - v, lambda z: identity)
         return nearby.minimise(distance, constraints).y
 
     return nearest
+
+
+def _onto_broken_rows(rows: SetRows, v: np.ndarray) -> np.ndarray | None:
+    """Return the point next to v that satisfies the rows which v breaks as equations, if it is in X."""
+    if rows.balls or rows.matrix.shape[0] * len(v) > _SMALL_SET:
+        return None
+    matrix, point = rows.matrix.toarray(), v
+    held = np.zeros(len(matrix), bool)
+    for _ in range(_CORRECTIONS):
+        image = matrix @ point
+        held |= (image < rows.lower) | (image > rows.upper)
+        side = np.clip(matrix[held] @ v, rows.lower[held], rows.upper[held])
+        point = v + np.linalg.lstsq(matrix[held], side - matrix[held] @ v, rcond=None)[0]
+        if rows.violation(point) <= _INSIDE:
+            return point
+    return None
 
 
 def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) -> bool:

@@ -16,7 +16,7 @@ from bilevax._support.clock import unlimited
 from bilevax._support.precision import call_host
 from bilevax.convex.minimise import Ball as BallConstraint
 from bilevax.convex.minimise import Constraints, Objective, Outcome, minimise
-from bilevax.model.operators import LinearMap, Lineax, as_linear_map
+from bilevax.model.operators import LinearMap, Lineax, as_linear_map, scaled
 
 
 class SetRows(NamedTuple):
@@ -35,14 +35,16 @@ class SetRows(NamedTuple):
         """Return the set of all v for which ``scale * v`` is in this one, the largest entry of each row about 1."""
         if np.all(scale == 1.0):
             return self
-        matrix = sp.csr_matrix(self.matrix @ sp.diags(scale))
-        largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel() if matrix.nnz else np.zeros(matrix.shape[0])
+        ones, filled = np.ones(self.matrix.shape[0]), np.diff(self.matrix.indptr) > 0
+        matrix, largest = scaled(self.matrix, ones, scale), ones.copy()
+        if filled.any():
+            largest[filled] = np.maximum.reduceat(np.abs(matrix.data), matrix.indptr[:-1][filled])
         unit = np.exp2(-np.round(np.log2(np.where(largest > 0, largest, 1.0))))  # a power of two: no rounding
         balls = tuple(
             dataclasses.replace(ball, center=ball.center / scale[ball.index], radius=ball.radius / scale[ball.index[0]])
             for ball in self.balls
         )
-        return SetRows(sp.csr_matrix(sp.diags(unit) @ matrix), unit * self.lower, unit * self.upper, balls, unit)
+        return SetRows(scaled(matrix, unit, np.ones(len(scale))), unit * self.lower, unit * self.upper, balls, unit)
 
     def intervals(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bounds that rows with a single entry put on each variable."""
