@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import scipy.sparse.linalg
 from bilevax._support import clock
 from bilevax.convex.optimality import SMALL, Local, Point, Rows, as_array, measure, nearly_full, own_units, stacked
 
+_SCHUR = 500  # rows up to which a diagonal Hessian is eliminated in dense algebra
 BASIC = 1000  # up to this many variables multipliers are made basic by nonnegative least squares
 _TOUCHING = 1e-9  # relative slack below which a polished point counts as lying on a row
 _ROUNDING = 1e-12  # violations and wrong signs below this, relatively, do not correct a guess
@@ -293,8 +294,7 @@ def _saddle_point(
         answer = _dense_solution(saddle, right)
     else:
         border, units = sparse.diags_array(1 / length) @ border, sparse.diags_array(unit)
-        saddle = sparse.block_array([[units @ block @ units, border.T], [border, None]], format="csc")
-        answer = _regularised(saddle, right, free.size)
+        answer = _regularised(sparse.csc_matrix(units @ block @ units), border, right)
     move[free], change[others] = unit * answer[: free.size], answer[free.size :] / length
     change[single] = (force - second @ move - rest.T @ change[others])[fixed] / pivot
     return move, change
@@ -308,19 +308,40 @@ def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
     return scipy.linalg.lstsq(matrix, right, cond=1e-13, lapack_driver="gelsy", check_finite=False)[0]
 
 
-def _regularised(saddle: sparse.csc_matrix, right: np.ndarray, size: int) -> np.ndarray:
-    """Solve a symmetric, possibly singular but consistent system whose first `size` unknowns are primal."""
-    regular = np.where(np.arange(right.size) < size, 1e-8, -1e-8)
-    factors = scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular)))
+def _regularised(block: sparse.csc_matrix, border: sparse.csr_matrix, right: np.ndarray) -> np.ndarray:
+    """Solve [block border'; border 0] z = right, which may be singular but has a solution."""
+    saddle = sparse.block_array([[block, border.T], [border, None]], format="csc")
+    solve = _regular_solver(block, border, saddle)
     answer, error = np.zeros_like(right), right
     # Refinement against the system without the regularisation removes its effect on the range.
     for _ in range(20):
-        trial = answer + factors.solve(error)
+        trial = answer + solve(error)
         trial_error = right - saddle @ trial
         if not np.max(abs(trial_error)) < np.max(abs(error)):
             break
         answer, error = trial, trial_error
     return answer
+
+
+def _regular_solver(
+    block: sparse.csc_matrix, border: sparse.csr_matrix, saddle: sparse.csc_matrix
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the solution of the system with 1e-8 added to its block and taken from its zero."""
+    weight, size, count = 1e-8, block.shape[0], border.shape[0]
+    entries = block.tocoo()
+    if count > _SCHUR or np.any(entries.row != entries.col):
+        regular = np.repeat([weight, -weight], [size, count])
+        return scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular))).solve
+    # With a diagonal block, as of an entropy, the rows alone are left to be factorised.
+    inverse = 1 / (block.diagonal() + weight)
+    schur = (border @ sparse.diags_array(inverse) @ border.T).toarray() + weight * np.eye(count)
+    factor = scipy.linalg.cho_factor(schur, check_finite=False)
+
+    def solve(error: np.ndarray) -> np.ndarray:
+        multipliers = scipy.linalg.cho_solve(factor, border @ (inverse * error[:size]) - error[size:])
+        return np.concatenate([inverse * (error[:size] - border.T @ multipliers), multipliers])
+
+    return solve
 
 
 def _with_basic_multipliers(rows: Rows, point: Point, tolerance: float) -> Point:
