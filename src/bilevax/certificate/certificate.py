@@ -20,8 +20,8 @@ from bilevax.convex.minimise import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
-from bilevax.model.flat import FlatProblem, Level, equilibrated
-from bilevax.model.problem import BilevelProblem, validate
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.problem import BilevelProblem, Level, validate
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,

@@ -46,8 +46,8 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax._support.precision import float64
 from bilevax.exact.lower import solve_flat
-from bilevax.model.flat import FlatProblem, Level
-from bilevax.model.problem import BilevelProblem, place, validate
+from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import BilevelProblem, Level, place, validate
 from bilevax.model.sets import Free
 from bilevax.solvers.sflcb import SFLCB, SFLCBState
 
