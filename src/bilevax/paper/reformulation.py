@@ -185,7 +185,7 @@ def inner_optimum(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> 
 def potential(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> Potential:
     """Return V = K / 4 + 2 q - d at a state, every inner optimum solved exactly.
 
-    With the step sizes of `bilevax.paper.theory` each step of SFLCB decreases V by an amount that the paper states.
+    With the step sizes of `bilevax.paper.step_sizes` each step of SFLCB decreases V by an amount that the paper states.
     """
     flat = FlatProblem(problem, state.x, state.y)
     inner = inner_optimum(problem, solver, state)
