@@ -16,7 +16,7 @@ from bilevax.certificate.challenge import Challenge, Descent, challenge
 from bilevax.certificate.convexity import Evidence, LowerConvexity, lower_convexity
 from bilevax.certificate.stationarity import Stationarity, measure
 from bilevax.certificate.status import Status
-from bilevax.convex.minimise import ConvexSolution, Outcome
+from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate

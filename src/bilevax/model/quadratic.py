@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.convex.minimise import Objective
+from bilevax.convex.problem import Objective
 from bilevax.model.operators import scaled
 from bilevax.model.scales import Scales
 
