@@ -26,7 +26,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Conveniences of the public interface, imported when they are called.
 ON_CALL = {
-    ("solvers.sflcb", "paper.theory"),  # SFLCB.from_theory
+    ("solvers.sflcb", "paper.step_sizes"),  # SFLCB.from_theory
     ("driver.comparison", "app.plot"),  # Comparison.plot
 }
 

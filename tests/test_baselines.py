@@ -11,7 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax.convex.minimise import Constraints, Objective, Outcome, minimise
+from bilevax.convex.minimise import minimise
+from bilevax.convex.problem import Constraints, Objective, Outcome
 from bilevax.driver.solve import place_solver
 from bilevax.model.problem import place
 from bilevax.problems.quadratic import random_quadratic

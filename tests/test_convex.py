@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bilevax
-from bilevax.convex.minimise import Ball, Constraints, ConvexSolution, Objective, Outcome, minimise, smallest_relaxation
+from bilevax.convex.minimise import minimise, smallest_relaxation
 from bilevax.convex.optimality import Local, measure, scaled_rows
+from bilevax.convex.problem import Ball, Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import constraints_at, objective_at
 from bilevax.model.flat import FlatProblem
 from shared_data import data_file

@@ -13,7 +13,7 @@ from bilevax.driver import solve as driver
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
-from bilevax.solvers.default import first_order
+from bilevax.solvers.default import first_order, first_order_sweeps
 from bilevax.solvers.default.quadratic_program import UpperSet
 
 SOLVER = bx.Default(variant="first-order")
@@ -84,7 +84,7 @@ def test_new_numbers_compile_nothing():
         for seed in (0, 1):
             problem, _ = random_quadratic(seed=seed)
             bx.solve(problem, np.zeros(3), solver=SOLVER, rtol=10.0 ** (-6 + seed))
-            counts.append(first_order._solve._cached._cache_size())
+            counts.append(first_order_sweeps.sweep_until_accurate._cached._cache_size())
     assert counts[0] == counts[1]
 
 

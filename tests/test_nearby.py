@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from bilevax.convex.minimise import Ball, Constraints, Objective, Outcome, minimise
+from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
+from bilevax.convex.problem import Ball, Constraints, Objective, Outcome
 
 
 def quadratic(hessian: np.ndarray, linear: np.ndarray) -> Objective:

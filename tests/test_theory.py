@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.paper import reformulation, theory
+from bilevax.paper import constants as theory_constants
+from bilevax.paper import reformulation, start_points, step_sizes
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.sflcb import SFLCBState
 
@@ -191,7 +192,7 @@ class Exact:
 
 def exact_problem(kind, seed, delta=0.2):
     problem, constants = random_quadratic(**kind, seed=seed)
-    sizes = theory.step_sizes(constants, delta, setting="coupled" if kind["coupled"] else "uncoupled")
+    sizes = step_sizes.step_sizes(constants, delta, setting="coupled" if kind["coupled"] else "uncoupled")
     return problem, constants, sizes, Exact(problem, sizes.parameters())
 
 
@@ -355,8 +356,8 @@ def test_coefficients_at_the_end_of_the_proofs(kind, small):
     _, constants = random_quadratic(**kind, seed=0)
     if small:
         shrunk = {"sigma_max_a": 0.02 * constants.sigma_max_a, "sigma_min_a": 0.02 * constants.sigma_min_a}
-        constants = theory.TheoryConstants(**(vars(constants) | shrunk))
-    s = theory.step_sizes(constants, 0.2, setting="coupled" if kind["coupled"] else "uncoupled")
+        constants = theory_constants.TheoryConstants(**(vars(constants) | shrunk))
+    s = step_sizes.step_sizes(constants, 0.2, setting="coupled" if kind["coupled"] else "uncoupled")
     extended = 1 + constants.sigma_max_a**2
     if kind["coupled"]:
         slope = s.eta_x * max(s.l_k, constants.sigma_max_b) ** 2
@@ -388,7 +389,7 @@ def test_coefficients_at_the_end_of_the_proofs(kind, small):
 )
 def test_estimated_constants_are_the_known_ones(kind):
     problem, known = random_quadratic(**kind, seed=3)
-    found = theory.estimate_constants(problem, np.zeros(2), samples=2)
+    found = theory_constants.estimate_constants(problem, np.zeros(2), samples=2)
     for name, value in vars(known).items():
         if name != "l_f0":  # a quadratic has none; the estimate is that of the sample
             assert getattr(found, name) == pytest.approx(value, rel=1e-9), name
@@ -396,7 +397,7 @@ def test_estimated_constants_are_the_known_ones(kind):
 
 def test_sampled_constants_are_on_the_optimistic_side():
     problem, known = random_quadratic(seed=3, with_theta_bar=False)
-    found = theory.estimate_constants(problem, np.zeros(3), samples=4, theta_bar=5.0)
+    found = theory_constants.estimate_constants(problem, np.zeros(3), samples=4, theta_bar=5.0)
     assert 0.5 <= found.l_f1 <= known.l_f1
     assert 0.5 * known.l_f0 <= found.l_f0 <= known.l_f0
     assert found.theta_bar == 5.0
@@ -440,7 +441,7 @@ def test_from_theory_refuses_what_the_theorems_do_not_cover():
     with pytest.raises(ValueError, match=r"A: expected full row rank.* got sigma_min\(A\) = 0"):
         bx.SFLCB.from_theory(deficient, x, delta=0.1)
     with pytest.raises(ValueError, match="rho1: expected 0 < rho1 < "):
-        theory.step_sizes(constants, 0.1, rho1=1.0)
+        step_sizes.step_sizes(constants, 0.1, rho1=1.0)
     with pytest.raises(ValueError, match="without them the theorems say nothing"):
         bx.SFLCB.from_theory(bx.BilevelProblem(lambda x, y: x * y, lambda x, y: (y - x) ** 2), 0.0)
     large, _ = random_quadratic(n_x=2, n_y=12, n_rows=10, with_theta_bar=False)
@@ -477,7 +478,7 @@ def test_start_of_the_coupled_corollary_is_as_near_as_claimed(case, delta):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Convergence is linear: 1000 steps are enough for every accuracy.
-        state = theory.warm_start_coupled(problem, bx.SFLCB(delta=delta), x, max_steps=1000)
+        state = start_points.warm_start_coupled(problem, bx.SFLCB(delta=delta), x, max_steps=1000)
     distances = np.linalg.norm(state.z - exact.y), np.linalg.norm(state.v[0] - exact.multipliers)
     print("distances / delta", np.array(distances) / delta)
     assert 0 < max(distances) <= delta
@@ -497,7 +498,7 @@ def test_start_of_the_uncoupled_corollary_is_as_near_as_claimed():
     assert np.count_nonzero(np.abs(exact.v) > 1e-3) >= 1
     distances = []
     for tolerance in (None, 1e-3, 1e-5):
-        state = theory.warm_start_uncoupled(problem, solver, x, tolerance=tolerance)
+        state = start_points.warm_start_uncoupled(problem, solver, x, tolerance=tolerance)
         parts = (state.y - exact.y, state.z - exact.z, state.u[0] - exact.u, state.v[0] - exact.v)
         distances.append(max(map(np.linalg.norm, parts)) / (tolerance or 0.1))
         np.testing.assert_array_equal(state.x, x)
@@ -510,17 +511,17 @@ def test_a_start_that_falls_short_says_so():
     problem, _ = random_quadratic(**COUPLED, seed=5)
     solver = bx.SFLCB(delta=0.1)
     with pytest.warns(UserWarning, match=r"warm_start_coupled: stopped after 2 steps at .* short of"):
-        theory.warm_start_coupled(problem, solver, np.zeros(2), max_steps=2)
+        start_points.warm_start_coupled(problem, solver, np.zeros(2), max_steps=2)
     with pytest.warns(UserWarning, match=r"warm_start_uncoupled: stopped after 3 steps"):
-        theory.warm_start_uncoupled(problem, solver, np.zeros(2), tolerance=1e-9, max_steps=3)
+        start_points.warm_start_uncoupled(problem, solver, np.zeros(2), tolerance=1e-9, max_steps=3)
     rank_deficient, _ = random_quadratic(**UNCOUPLED, with_theta_bar=False)
     with pytest.raises(ValueError, match="A: expected full row rank"):
-        theory.warm_start_coupled(rank_deficient, solver, np.zeros(2))
+        start_points.warm_start_coupled(rank_deficient, solver, np.zeros(2))
 
 
 def test_solve_takes_a_start():
     problem, _ = random_quadratic(**COUPLED, seed=5)
     solver = bx.SFLCB(delta=0.1)
-    state = theory.warm_start_coupled(problem, solver, np.zeros(2))
+    state = start_points.warm_start_coupled(problem, solver, np.zeros(2))
     solution = bx.solve(problem, np.zeros(2), solver=solver, warm_start=state, max_steps=0)
     jax.tree.map(np.testing.assert_array_equal, solution.state, state)

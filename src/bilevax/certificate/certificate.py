@@ -16,12 +16,12 @@ from bilevax.certificate.challenge import Challenge, Descent, challenge
 from bilevax.certificate.convexity import Evidence, LowerConvexity, lower_convexity
 from bilevax.certificate.stationarity import Stationarity, measure
 from bilevax.certificate.status import Status
-from bilevax.convex.minimise import ConvexSolution, Outcome
+from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
-from bilevax.model.flat import FlatProblem, Level, equilibrated
-from bilevax.model.problem import BilevelProblem, validate
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.problem import BilevelProblem, Level, validate
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,

@@ -19,8 +19,8 @@ from scipy.optimize import nnls
 from bilevax._support import clock
 from bilevax._support.clock import in_time
 from bilevax.certificate.stationarity import Stationarity
-from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.convex.nearby import Nearby
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.phi import Phi, Surroundings, evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem

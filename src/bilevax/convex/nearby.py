@@ -8,8 +8,9 @@ scaled or found out again. Where it ends counts only if it satisfies the optimal
 import numpy as np
 
 from bilevax.convex.active_set import follow
-from bilevax.convex.minimise import SHARP, Constraints, ConvexSolution, Objective, Outcome, minimise, solution_at
+from bilevax.convex.minimise import SHARP, minimise, solution_at
 from bilevax.convex.optimality import Local, Rows, scaled_rows
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 
 
 class Nearby:

@@ -1,9 +1,8 @@
-"""A smooth convex problem under linear rows and balls, and how far a point is from solving it."""
+"""How far a point is from solving a smooth convex problem under linear rows and balls."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,71 +12,10 @@ import scipy.sparse as sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
+from bilevax.convex.problem import Ball, Constraints, Domain, Objective
+
 SMALL = 150  # up to this many variables rows and systems are dense
 _DENSE = 500  # up to this many variables eigenvalues are computed densely
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A twice differentiable convex function, as callables of a point.
-
-    Attributes
-    ----------
-    value, gradient
-        The function and its gradient. They may return nan or inf outside the function's domain.
-    hessian
-        The full symmetric Hessian as a sparse matrix.
-    """
-
-    value: Callable[[np.ndarray], float]
-    gradient: Callable[[np.ndarray], np.ndarray]
-    hessian: Callable[[np.ndarray], sparse.csc_matrix]
-
-
-@dataclass(frozen=True)
-class Ball:
-    """The constraint ``|y[index] - center| <= radius``."""
-
-    index: np.ndarray
-    center: np.ndarray
-    radius: float
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """The rows ``lower <= matrix @ y <= upper`` and some balls.
-
-    Attributes
-    ----------
-    matrix, lower, upper
-        The rows; a side may be infinite, and ``lower == upper`` is an equality.
-    balls
-        Constraints ``|y[index] - center| <= radius``.
-    relaxable
-        How many leading rows the smallest uniform relaxation may relax; the other rows and the balls are hard.
-    """
-
-    matrix: sparse.csr_matrix
-    lower: np.ndarray
-    upper: np.ndarray
-    balls: tuple[Ball, ...] = ()
-    relaxable: int = 0
-
-    def __post_init__(self):
-        rows, columns = self.matrix.shape
-        if columns == 0:
-            raise ValueError("the matrix has no columns: there is nothing to minimise over")
-        if self.lower.shape != (rows,) or self.upper.shape != (rows,):
-            raise ValueError(f"expected {rows} bounds, got lower {self.lower.shape} and upper {self.upper.shape}")
-        if not 0 <= self.relaxable <= rows:
-            raise ValueError(f"relaxable must lie between 0 and {rows}, got {self.relaxable}")
-        if not np.all(np.isfinite(self.matrix.data)):
-            raise ValueError("the matrix of the rows has entries that are not finite")
-        if not (np.all(self.lower < np.inf) and np.all(self.upper > -np.inf)):
-            raise ValueError("expected lower < inf and upper > -inf; at least one bound is nan or on the wrong side")
-        for ball in self.balls:
-            if not (ball.radius > 0 and np.shape(ball.center) == np.shape(ball.index)):
-                raise ValueError(f"a ball needs a radius > 0 and one center per index, got radius {ball.radius}")
 
 
 class Local:
@@ -135,54 +73,7 @@ def stacked(blocks: list) -> Any:
     return np.vstack([block if isinstance(block, np.ndarray) else block.toarray() for block in blocks])
 
 
-@dataclass(frozen=True)
-class Domain:
-    """Bounds of single variables at which the objective's gradient is infinite: minimisers stay clear of them.
-
-    `rows_below` and `rows_above` are the rows of the problem whose lower and upper sides these bounds are.
-    """
-
-    low: np.ndarray = field(default_factory=lambda: np.array(-np.inf))
-    high: np.ndarray = field(default_factory=lambda: np.array(np.inf))
-    rows_below: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
-    rows_above: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
-
-    @functools.cached_property
-    def bounded(self) -> bool:
-        return bool(np.any(np.isfinite(self.low)) or np.any(np.isfinite(self.high)))
-
-    def leaves(self, y: np.ndarray, step: np.ndarray) -> bool:
-        """Whether a step goes more than half the way to a border."""
-        return bool(np.any(abs(step) > 0.5 * np.where(step < 0, y - self.low, self.high - y)))
-
-    def bent(self, y: np.ndarray, step: np.ndarray, most: float = np.inf) -> np.ndarray:
-        """The end of a step along which distances to borders that it would more than halve shrink exponentially.
-
-        That is what Newton's step means for a logarithm. They shrink by a factor exp(`most`) at most, and never to 0.
-        """
-        room = np.where(step < 0, y - self.low, self.high - y)
-        shrunk = np.flatnonzero(abs(step) > 0.5 * room)
-        left = np.maximum(room[shrunk] * np.exp(-np.minimum(abs(step[shrunk]) / room[shrunk], most)), _LEAST)
-        end = y + step
-        end[shrunk] = np.where(step[shrunk] < 0, self.low[shrunk] + left, self.high[shrunk] - left)
-        return end
-
-    def stopped(self, y: np.ndarray, force: np.ndarray) -> np.ndarray:
-        """Which variables lie as close to a border as numbers can, while the force would have them still closer."""
-        return ((y - self.low <= _LEAST) & (force > 0)) | ((self.high - y <= _LEAST) & (force < 0))
-
-    def around(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The steps of each variable that go nine tenths of the way to a border."""
-        return _MOST * (self.low - y), _MOST * (self.high - y)
-
-    def inside(self, y: np.ndarray, fallback: np.ndarray) -> np.ndarray:
-        """The point with variables that are not inside taken from another point that is."""
-        return np.where((y > self.low) & (y < self.high), y, fallback)
-
-
 _RIGID = 1e200
-_MOST = 0.9
-_LEAST = 1e-100  # second and third derivatives are still numbers
 
 
 @dataclass(frozen=True)

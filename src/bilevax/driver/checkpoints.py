@@ -30,7 +30,7 @@ from bilevax.solvers.base import ProblemRefused
 
 Step = TypeVar("Step")
 
-_FORMAT = 3
+_FORMAT = 4  # records are stored by the module and the name of their class
 _FINGERPRINT = hashlib.sha256().digest_size
 # Where a function is printed with its place in memory, which differs from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -28,7 +28,7 @@ from bilevax._support.precision import float64
 from bilevax.certificate.certificate import Certificate, certify_flat
 from bilevax.certificate.challenge import falls_forever
 from bilevax.certificate.status import Status
-from bilevax.convex.minimise import Outcome
+from bilevax.convex.problem import Outcome
 from bilevax.driver.checkpoints import Checkpoint
 from bilevax.driver.solution import Solution
 from bilevax.exact.lower import solve_flat

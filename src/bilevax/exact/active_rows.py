@@ -7,7 +7,7 @@ import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
-from bilevax.convex.minimise import ConvexSolution
+from bilevax.convex.problem import ConvexSolution
 from bilevax.model.flat import FlatProblem
 
 MAX_DENSE = 4_000_000

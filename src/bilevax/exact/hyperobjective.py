@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
-from bilevax.convex.minimise import Outcome
+from bilevax.convex.problem import Outcome
 from bilevax.exact.lower import smallest_relaxation_at
 from bilevax.exact.phi import evaluate
 from bilevax.model.flat import FlatProblem, equilibrated

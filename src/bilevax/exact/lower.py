@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, minimise, smallest_relaxation
+from bilevax.convex.minimise import minimise, smallest_relaxation
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective
 from bilevax.model.flat import FlatProblem
 from bilevax.model.scales import Scales
 

@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.precision import float64
-from bilevax.convex.minimise import ConvexSolution, Outcome
+from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.phi import evaluate
 from bilevax.model.flat import FlatProblem, equilibrated

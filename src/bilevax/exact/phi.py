@@ -21,8 +21,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support.clock import OutOfTime
-from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, Outcome, minimise
+from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
 from bilevax.exact.response import Response
 from bilevax.exact.spread import value_spread

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from bilevax.convex.minimise import ConvexSolution
+from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.lower import constraints_at
 from bilevax.model.flat import FlatProblem
 

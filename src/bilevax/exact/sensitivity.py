@@ -7,8 +7,8 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
-from bilevax.convex.minimise import ConvexSolution
 from bilevax.convex.optimality import own_units
+from bilevax.convex.problem import ConvexSolution
 from bilevax.model.flat import FlatProblem
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.convex.minimise import ConvexSolution
+from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import Margin, active_rows, project_out, unit_rows
 from bilevax.model.flat import FlatProblem

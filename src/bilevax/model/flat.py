@@ -1,39 +1,33 @@
 """A problem on flat vectors, for exact solvers on the host: rows as sparse matrices, derivatives as needed.
 
-The functions are compiled once for a problem's structure, with all numbers as arguments, so the next x, or new data of
-the same shape, compiles nothing. `FlatProblem.in_units` is the same problem in other units; `equilibrated` chooses the
-natural ones, in which search and certificate work.
+Compiled functions (`kernels`) and the sparsity of second derivatives (`patterns`) are put together here, the latter
+learned on the way. `FlatProblem.in_units` is the same problem in other units; `equilibrated` chooses the natural ones,
+in which search and certificate work.
 """
 
-import contextlib
 import copy
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from jaxtyping import PyTree
 
-from bilevax._support import clock, trees
+from bilevax._support import trees
 from bilevax._support.precision import float64
-from bilevax.convex.minimise import Objective
 from bilevax.model.analysis import FunctionProperties, analyse_objective
 from bilevax.model.coupling import Coupling
-from bilevax.model.operators import probe_columns, scaled
-from bilevax.model.problem import BilevelProblem, place
+from bilevax.model.kernels import Frozen, compiled, evaluation
+from bilevax.model.operators import scaled
+from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
+from bilevax.model.problem import BilevelProblem, Level, Variable, place
+from bilevax.model.quadratic import Quadratic
 from bilevax.model.scales import RowGroups, Scales, natural_scales
 from bilevax.model.sets import SetRows
-
-Level = Literal["upper", "lower"]
-Variable = Literal["x", "y"]
-
-# Below this many columns a Hessian is probed in full; above, its sparsity is detected first.
-_DENSE_COLUMNS = 400
 
 
 class Rows(NamedTuple):
@@ -70,8 +64,8 @@ class FlatProblem:
             objectives = place((problem.upper, problem.lower, problem.data), np.float64)
         self._data = objectives[2]
         self._numbers, structure = eqx.partition(objectives, eqx.is_array)
-        self._kernels = _kernels(_Frozen(structure), _Frozen(self.x_like), _Frozen(self.y_like))
-        self._patterns: dict[Any, _Pattern] = {}
+        self._kernels = compiled(Frozen(structure), Frozen(self.x_like), Frozen(self.y_like))
+        self._patterns: dict[Any, Pattern] = {}
         self._of_user: dict[str, Any] = {}  # what is found out once, in the user's units
         self.scales = Scales.ones(self.n_x, self.n_y, trees.size(self.row_shapes))
 
@@ -84,12 +78,12 @@ class FlatProblem:
         return other
 
     @property
-    def state(self) -> "Learned":
+    def state(self) -> Learned:
         """What evaluations have found out about second derivatives: used again while it holds."""
         return Learned(self._patterns)
 
     @state.setter
-    def state(self, state: "Learned") -> None:
+    def state(self, state: Learned) -> None:
         self._patterns = state.patterns
 
     @functools.cached_property
@@ -146,10 +140,10 @@ class FlatProblem:
         return sp.vstack([self.rows.A, self.y_rows.matrix], format="csr")
 
     @functools.cached_property
-    def lower_quadratic(self) -> "Quadratic | None":
+    def lower_quadratic(self) -> Quadratic | None:
         """The numbers of g where it is a quadratic in x and y together, so that JAX need not be asked again."""
         degree = self.properties("lower").degree
-        if degree is None or degree > 2 or self.n_y > _DENSE_COLUMNS:
+        if degree is None or degree > 2 or self.n_y > DENSE_COLUMNS:
             return None
         if "quadratic" not in self._of_user:
             user = self.in_units(Scales.ones(self.n_x, self.n_y, len(self.scales.rows)))
@@ -200,7 +194,7 @@ class FlatProblem:
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
-        with _evaluation():
+        with evaluation():
             return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
 
     def _user(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +207,7 @@ class FlatProblem:
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
-        with _evaluation():
+        with evaluation():
             value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, *self._user(x, y))
         unit, scales = self.unit(level), self.scales
         return unit * float(value), unit * scales.x * np.asarray(along_x), unit * scales.y * np.asarray(along_y)
@@ -234,7 +228,7 @@ class FlatProblem:
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
         probes, scales = (of_y.probe(), of_x.probe()), self.scales
         along = probes[0] * scales.y, probes[1] * scales.x
-        with _evaluation():
+        with evaluation():
             found = self._kernels.lower(self._numbers, *self._user(x, y), *along)
         gradient, *images = (scales.lower * scales.y * np.asarray(part) for part in found)
         return LowerDerivatives(
@@ -248,22 +242,22 @@ class FlatProblem:
         both = np.concatenate([self.scales.x, self.scales.y])
 
         def products(directions: np.ndarray) -> np.ndarray:
-            with _evaluation():
+            with evaluation():
                 images = self._kernels.upper_curvature(self._numbers, *self._user(x, y), directions * both)
             return self.scales.upper * both * np.asarray(images)
 
         return self._joint_pattern("upper").evaluate(products)
 
-    def _pattern(self, level: Level, of: Variable, by: Variable) -> "_Pattern":
+    def _pattern(self, level: Level, of: Variable, by: Variable) -> Pattern:
         size = {"x": self.n_x, "y": self.n_y}
         key = (level, of, by)
         if key not in self._patterns:
-            self._patterns[key] = _Pattern((size[of], size[by]))
+            self._patterns[key] = Pattern((size[of], size[by]))
         return self._patterns[key]
 
-    def _joint_pattern(self, key: str) -> "_Pattern":
+    def _joint_pattern(self, key: str) -> Pattern:
         if key not in self._patterns:
-            self._patterns[key] = _Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
+            self._patterns[key] = Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
         return self._patterns[key]
 
     def products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
@@ -272,7 +266,7 @@ class FlatProblem:
 
         def products(directions: np.ndarray) -> np.ndarray:
             kernel = self._kernels.products[level, of, by]
-            with _evaluation():
+            with evaluation():
                 images = kernel(self._numbers, *self._user(x, y), directions * scale[by])
             return self.unit(level) * scale[of] * np.asarray(images)
 
@@ -280,7 +274,7 @@ class FlatProblem:
 
     def properties(self, level: Level) -> FunctionProperties:
         """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
-        return _properties(self.problem, level, _Frozen(self.x_like), _Frozen(self.y_like))
+        return _properties(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
 
     @functools.cached_property
     def lower_is_quadratic(self) -> bool:
@@ -318,7 +312,7 @@ class FlatProblem:
         both = np.concatenate([scales.x, scales.y])
         # The kernel adds f and the derivative of g along the adjoint in the user's units: f's unit goes in front.
         along = adjoint * scales.y * (scales.lower / scales.upper)
-        with _evaluation():
+        with evaluation():
             images = self._kernels.curvature(self._numbers, *self._user(x, y), along, directions * both)
         return scales.upper * both * np.asarray(images)
 
@@ -333,102 +327,11 @@ def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
     return flat.in_units(natural_scales(flat, point, other))
 
 
-class _Pattern:
-    """Sparsity of one second derivative: found by probing, then used to evaluate it with few products.
-
-    Every evaluation is checked against a product with a random vector; where it fails (an entry that was zero where
-    the pattern was found) the pattern is found anew and widened.
-    """
-
-    def __init__(self, shape: tuple[int, int]):
-        self.shape = shape
-        self.dense = shape[1] <= _DENSE_COLUMNS
-        self.varies = False  # whether the matrix was seen to change from point to point
-        self.last: sp.csc_matrix | None = None
-        self._operator: tuple[Any, Any] | None = None
-        self.random = np.random.default_rng(0)
-        if not self.dense:  # the first guess, right for separable functions: a diagonal, or nothing
-            self._set(sp.eye(*shape, format="csc") if shape[0] == shape[1] else sp.csc_matrix(shape))
-
-    @property
-    def operator(self) -> Any:
-        """The last matrix in the form in which it multiplies fastest: an array where it is nearly full."""
-        assert self.last is not None
-        if self._operator is None or self._operator[0] is not self.last:
-            full = self.last.nnz > 0.2 * self.shape[0] * self.shape[1]
-            self._operator = self.last, self.last.toarray() if full else self.last
-        return self._operator[1]
-
-    def probe(self) -> np.ndarray:
-        """Return a random direction."""
-        return self.random.standard_normal(self.shape[1])
-
-    def evaluate(
-        self, products: Callable[[np.ndarray], np.ndarray], known: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> sp.csc_matrix:
-        """Return the matrix; ``known`` is a random direction with its product, where that is at hand."""
-        if self.dense and (self.last is None or (self.varies and known is None)):
-            self.last = probe_columns(products, self.shape, compile=False)
-            return self.last
-        probe = self.probe() if known is None else known[0]
-        expected = products(probe[None])[0] if known is None else known[1]
-
-        def right(matrix: sp.csc_matrix) -> bool:
-            # Row by row: next to a border of its domain a function's second derivatives may be 1e20, and others 1.
-            off, terms = np.abs(matrix @ probe - expected), 1 + np.abs(expected)
-            if np.all(off <= 1e-11 * terms):
-                return True
-            return bool(np.all(off <= 1e-11 * (terms + abs(matrix) @ np.abs(probe))))
-
-        # Quadratic functions: the last matrix still holds, and one product proves it.
-        if self.last is not None:
-            if right(self.last):
-                return self.last
-            self.varies = True
-        matrix = None if self.dense else self._compressed(products)
-        if matrix is None or not right(matrix):
-            matrix = probe_columns(products, self.shape, compile=False)
-            self.dense = self.dense or matrix.nnz > 0.05 * self.shape[0] * self.shape[1]
-            if not self.dense:
-                self._set(sp.csc_matrix(abs(matrix) + self.structure))
-        self.last = matrix
-        return matrix
-
-    def _set(self, structure: sp.csc_matrix) -> None:
-        structure.data[:] = 1.0
-        self.structure = structure
-        self.color = _color_columns(structure)
-        self.seeds = np.zeros((int(self.color.max(initial=-1)) + 1, self.shape[1]))
-        self.seeds[self.color, np.arange(self.shape[1])] = 1.0
-
-    def _compressed(self, products: Callable[[np.ndarray], np.ndarray]) -> sp.csc_matrix:
-        coordinates = self.structure.tocoo()
-        images = products(self.seeds) if len(self.seeds) else np.zeros((0, self.shape[0]))
-        values = images[self.color[coordinates.col], coordinates.row]
-        return sp.csc_matrix((values, (coordinates.row, coordinates.col)), shape=self.shape)
-
-
-class Learned(NamedTuple):
-    """The patterns of second derivatives, by what they belong to."""
-
-    patterns: dict[Any, _Pattern]
-
-
-def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
-    """Return a color for each column such that columns of one color share no row (greedy)."""
-    conflicts = sp.csr_matrix(structure.T @ structure)
-    color = np.full(structure.shape[1], -1)
-    for column in range(structure.shape[1]):
-        taken = set(color[conflicts.indices[conflicts.indptr[column] : conflicts.indptr[column + 1]]])
-        color[column] = next(c for c in range(len(taken) + 1) if c not in taken)
-    return color
-
-
 _KNOWN: weakref.WeakValueDictionary[int, BilevelProblem] = weakref.WeakValueDictionary()
 _PROPERTIES: dict[int, dict[Any, FunctionProperties]] = {}
 
 
-def _properties(problem: BilevelProblem, level: Level, x_like: "_Frozen", y_like: "_Frozen") -> FunctionProperties:
+def _properties(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
     """Return what f or g of a problem is: found out once, as long as the problem lives."""
     if _KNOWN.get(id(problem)) is not problem:
         _KNOWN[id(problem)], _PROPERTIES[id(problem)] = problem, {}
@@ -437,126 +340,6 @@ def _properties(problem: BilevelProblem, level: Level, x_like: "_Frozen", y_like
     if key not in known:
         known[key] = analyse_objective(problem, level, x_like.tree, y_like.tree)
     return known[key]
-
-
-class Quadratic(NamedTuple):
-    """A lower objective ``gradient' y + y' H y / 2 + y' M x``, up to what depends on x alone; by NumPy, without JAX."""
-
-    gradient: np.ndarray
-    hessian: sp.csc_matrix
-    mixed: sp.csc_matrix
-
-    def in_units(self, scales: Scales) -> "Quadratic":
-        """Return the numbers in other units than the user's, in which these are."""
-        of_y = scales.lower * scales.y
-        return Quadratic(of_y * self.gradient, scaled(self.hessian, of_y, scales.y), scaled(self.mixed, of_y, scales.x))
-
-    def gradient_at(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the gradient in y."""
-        return self.gradient + self.mixed @ x + self.hessian @ y
-
-    def at(self, x: np.ndarray) -> Objective:
-        """Return g at x."""
-        linear, hessian = self.gradient + self.mixed @ x, self.hessian
-        return Objective(
-            value=lambda y: float(linear @ y + 0.5 * y @ (hessian @ y)),
-            gradient=lambda y: linear + hessian @ y,
-            hessian=lambda y: hessian,
-        )
-
-
-class _Kernels(NamedTuple):
-    value: dict[Level, Callable]
-    gradients: dict[Level, Callable]
-    products: dict[tuple[Level, Variable, Variable], Callable]
-    lower: Callable
-    upper_curvature: Callable
-    curvature: Callable
-
-
-class _Frozen:
-    """A pytree of hashable leaves as one hashable key."""
-
-    def __init__(self, tree: PyTree):
-        self.tree = tree
-        self.key = (jax.tree.structure(tree), tuple(jax.tree.leaves(tree)))
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Frozen) and self.key == other.key
-
-
-@functools.lru_cache(maxsize=256)
-def _kernels(structure: _Frozen, x_like: _Frozen, y_like: _Frozen) -> _Kernels:
-    """Return the compiled functions of a problem's structure; its numbers are arguments, so they never recompile."""
-
-    def function(level: Level, numbers: PyTree) -> Callable[[Any, Any], Any]:
-        upper, lower, data = eqx.combine(numbers, structure.tree)
-        bare = BilevelProblem(upper, lower, data=data)
-        value = bare.upper_value if level == "upper" else bare.lower_value
-        return lambda x, y: value(trees.unflatten(x, x_like.tree), trees.unflatten(y, y_like.tree))
-
-    def value(level: Level) -> Callable:
-        return jax.jit(lambda numbers, x, y: function(level, numbers)(x, y))
-
-    def gradients(level: Level) -> Callable:
-        return jax.jit(lambda numbers, x, y: jax.value_and_grad(function(level, numbers), argnums=(0, 1))(x, y))
-
-    def products(level: Level, of: Variable, by: Variable) -> Callable:
-        def apply(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
-            gradient = jax.grad(function(level, numbers), argnums=0 if of == "x" else 1)
-            along = (lambda v: gradient(v, y)) if by == "x" else (lambda v: gradient(x, v))
-            point = x if by == "x" else y
-            return _map(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions)
-
-        return jax.jit(apply)
-
-    def lower(numbers: PyTree, x: Any, y: Any, along_y: Any, along_x: Any) -> Any:
-        """The gradient of g in y, and its derivatives along a direction of y and along one of x."""
-        gradient = jax.grad(function("lower", numbers), argnums=1)
-        value, by_y = jax.jvp(lambda y: gradient(x, y), (y,), (along_y,))
-        return value, by_y, jax.jvp(lambda x: gradient(x, y), (x,), (along_x,))[1]
-
-    def joint_products(objective: Callable, x: Any, y: Any, directions: Any) -> Any:
-        gradient = lambda point: jnp.concatenate(
-            jax.grad(objective, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
-        )
-        point = jnp.concatenate([x, y])
-        return _map(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
-
-    def upper_curvature(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
-        return joint_products(function("upper", numbers), x, y, directions)
-
-    def curvature(numbers: PyTree, x: Any, y: Any, adjoint: Any, directions: Any) -> Any:
-        def lagrangian(x: Any, y: Any) -> Any:
-            along_y = lambda y: function("lower", numbers)(x, y)
-            return function("upper", numbers)(x, y) + jax.jvp(along_y, (y,), (adjoint,))[1]
-
-        return joint_products(lagrangian, x, y, directions)
-
-    levels: tuple[Level, ...] = ("upper", "lower")
-    variables: tuple[Variable, ...] = ("x", "y")
-    return _Kernels(
-        value={level: value(level) for level in levels},
-        gradients={level: gradients(level) for level in levels},
-        products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
-        lower=jax.jit(lower),
-        upper_curvature=jax.jit(upper_curvature),
-        curvature=jax.jit(curvature),
-    )
-
-
-def _map(product: Callable[[Any], Any], directions: Any) -> Any:
-    """Apply to each direction, in batches: memory stays bounded where there are many."""
-    return jax.lax.map(product, directions, batch_size=64)
-
-
-def _evaluation() -> contextlib.AbstractContextManager[Any]:
-    """Return the context of an evaluation in float64, unless the time is up: whoever evaluates looks at the clock."""
-    clock.check()
-    return float64()
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -15,6 +15,8 @@ from bilevax.model.sets import ConvexSet, Free
 
 Placed = TypeVar("Placed")
 Choice = Literal["optimistic", "pessimistic"]
+Level = Literal["upper", "lower"]  # which objective: f or g
+Variable = Literal["x", "y"]
 
 
 class BilevelProblem(eqx.Module):

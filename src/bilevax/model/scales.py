@@ -27,7 +27,8 @@ import scipy.sparse.linalg as spl
 from bilevax._support import clock
 
 if TYPE_CHECKING:
-    from bilevax.model.flat import FlatProblem, Level, Variable
+    from bilevax.model.flat import FlatProblem
+    from bilevax.model.problem import Level, Variable
 
 _NOISE = 1e-10  # what is this much smaller than the terms of which it is the sum is rounding
 _SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does

@@ -14,8 +14,9 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax._support.clock import unlimited
 from bilevax._support.precision import call_host
-from bilevax.convex.minimise import Ball as BallConstraint
-from bilevax.convex.minimise import Constraints, Objective, Outcome, minimise
+from bilevax.convex.minimise import minimise
+from bilevax.convex.problem import Ball as BallConstraint
+from bilevax.convex.problem import Constraints, Objective, Outcome
 from bilevax.model.operators import LinearMap, Lineax, as_linear_map, scaled
 
 

@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, PyTree
 from bilevax._support import trees
 from bilevax._support.precision import float64
 from bilevax.certificate.certificate import certify
-from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, Outcome, minimise
+from bilevax.convex.minimise import minimise
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import objective_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.model.flat import FlatProblem
@@ -185,7 +186,7 @@ def inner_optimum(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> 
 def potential(problem: BilevelProblem, solver: SFLCB, state: SFLCBState) -> Potential:
     """Return V = K / 4 + 2 q - d at a state, every inner optimum solved exactly.
 
-    With the step sizes of `bilevax.paper.theory` each step of SFLCB decreases V by an amount that the paper states.
+    With the step sizes of `bilevax.paper.step_sizes` each step of SFLCB decreases V by an amount that the paper states.
     """
     flat = FlatProblem(problem, state.x, state.y)
     inner = inner_optimum(problem, solver, state)

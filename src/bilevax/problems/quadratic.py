@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.sets import Box
-from bilevax.paper.theory import TheoryConstants, theta_bar
+from bilevax.paper.constants import TheoryConstants, theta_bar
 
 Upper = Literal["lipschitz", "nonconvex", "quadratic"]
 

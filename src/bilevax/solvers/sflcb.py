@@ -105,11 +105,11 @@ class SFLCB(AbstractSolver):
         """Return the solver with the step sizes of the convergence theorems.
 
         They come with a proof and are very small: use them to check the theory, not to be fast. The arguments, and
-        the errors they may raise, are those of `bilevax.paper.theory.step_sizes_for`.
+        the errors they may raise, are those of `bilevax.paper.step_sizes.step_sizes_for`.
         """
-        from bilevax.paper import theory  # it builds on this module
+        from bilevax.paper.step_sizes import step_sizes_for  # a layer that builds on this one
 
-        sizes = theory.step_sizes_for(problem, x0, delta=delta, constants=constants, setting=setting, y0=y0)
+        sizes = step_sizes_for(problem, x0, delta=delta, constants=constants, setting=setting, y0=y0)
         return cls(**sizes.parameters())
 
     def init(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> SFLCBState:

@@ -42,7 +42,7 @@ from bilevax.certificate.stationarity.multipliers import MultiplierSet, unique_m
 from bilevax.certificate.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
 from bilevax.certificate.stationarity.radius import radius
 from bilevax.certificate.stationarity.strong import strong_distance, strong_system
-from bilevax.convex.minimise import ConvexSolution
+from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.active_rows import (
     ActiveRows,
     Margin,

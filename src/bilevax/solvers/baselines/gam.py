@@ -10,7 +10,8 @@ import scipy.sparse as sp
 from bilevax._support import trees
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
-from bilevax.convex.minimise import Constraints, ConvexSolution, Objective, Outcome, minimise
+from bilevax.convex.minimise import minimise
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.active_rows import Margin, active_rows, unit_rows
 from bilevax.exact.kink import eliminate
 from bilevax.exact.lower import solve_flat

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import lsq_linear
 
-from bilevax.convex.minimise import Ball
+from bilevax.convex.problem import Ball
 from bilevax.model.flat import FlatProblem, LowerDerivatives
 from bilevax.model.sets import SetRows
 from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_factored

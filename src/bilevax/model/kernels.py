@@ -1,0 +1,127 @@
+"""The compiled functions of a problem on flat vectors: f and g, their gradients, products with second derivatives.
+
+They are compiled once for a problem's structure and shapes. All numbers are arguments, so another x, or new data of the
+same shapes, compiles nothing.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from bilevax._support import clock, trees
+from bilevax._support.precision import float64
+from bilevax.model.problem import BilevelProblem, Level, Variable
+
+
+class Kernels(NamedTuple):
+    """Compiled functions of ``(numbers, x, y, ...)``, where ``numbers`` are all arrays of the objectives and the data.
+
+    Attributes
+    ----------
+    value, gradients
+        f or g; its value with its gradients in x and in y.
+    products
+        A second derivative of f or g (rows for one variable, columns for the other) times each direction, one a row.
+    lower
+        The gradient of g in y, and its derivatives along a direction of y and along one of x.
+    upper_curvature, curvature
+        The second derivative in (x, y) together, of f and of ``f + adjoint' grad_y g``, times each direction.
+    """
+
+    value: dict[Level, Callable]
+    gradients: dict[Level, Callable]
+    products: dict[tuple[Level, Variable, Variable], Callable]
+    lower: Callable
+    upper_curvature: Callable
+    curvature: Callable
+
+
+class Frozen:
+    """A pytree of hashable leaves as one hashable key."""
+
+    def __init__(self, tree: PyTree):
+        self.tree = tree
+        self.key = (jax.tree.structure(tree), tuple(jax.tree.leaves(tree)))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frozen) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
+    """Return the compiled functions of a problem's structure; its numbers are arguments, so they never recompile."""
+
+    def function(level: Level, numbers: PyTree) -> Callable[[Any, Any], Any]:
+        upper, lower, data = eqx.combine(numbers, structure.tree)
+        bare = BilevelProblem(upper, lower, data=data)
+        value = bare.upper_value if level == "upper" else bare.lower_value
+        return lambda x, y: value(trees.unflatten(x, x_like.tree), trees.unflatten(y, y_like.tree))
+
+    def value(level: Level) -> Callable:
+        return jax.jit(lambda numbers, x, y: function(level, numbers)(x, y))
+
+    def gradients(level: Level) -> Callable:
+        return jax.jit(lambda numbers, x, y: jax.value_and_grad(function(level, numbers), argnums=(0, 1))(x, y))
+
+    def products(level: Level, of: Variable, by: Variable) -> Callable:
+        def apply(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
+            gradient = jax.grad(function(level, numbers), argnums=0 if of == "x" else 1)
+            along = (lambda v: gradient(v, y)) if by == "x" else (lambda v: gradient(x, v))
+            point = x if by == "x" else y
+            return _map(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions)
+
+        return jax.jit(apply)
+
+    def lower(numbers: PyTree, x: Any, y: Any, along_y: Any, along_x: Any) -> Any:
+        """The gradient of g in y, and its derivatives along a direction of y and along one of x."""
+        gradient = jax.grad(function("lower", numbers), argnums=1)
+        value, by_y = jax.jvp(lambda y: gradient(x, y), (y,), (along_y,))
+        return value, by_y, jax.jvp(lambda x: gradient(x, y), (x,), (along_x,))[1]
+
+    def joint_products(objective: Callable, x: Any, y: Any, directions: Any) -> Any:
+        gradient = lambda point: jnp.concatenate(
+            jax.grad(objective, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
+        )
+        point = jnp.concatenate([x, y])
+        return _map(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
+
+    def upper_curvature(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
+        return joint_products(function("upper", numbers), x, y, directions)
+
+    def curvature(numbers: PyTree, x: Any, y: Any, adjoint: Any, directions: Any) -> Any:
+        def lagrangian(x: Any, y: Any) -> Any:
+            along_y = lambda y: function("lower", numbers)(x, y)
+            return function("upper", numbers)(x, y) + jax.jvp(along_y, (y,), (adjoint,))[1]
+
+        return joint_products(lagrangian, x, y, directions)
+
+    levels: tuple[Level, ...] = ("upper", "lower")
+    variables: tuple[Variable, ...] = ("x", "y")
+    return Kernels(
+        value={level: value(level) for level in levels},
+        gradients={level: gradients(level) for level in levels},
+        products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
+        lower=jax.jit(lower),
+        upper_curvature=jax.jit(upper_curvature),
+        curvature=jax.jit(curvature),
+    )
+
+
+def _map(product: Callable[[Any], Any], directions: Any) -> Any:
+    """Apply to each direction, in batches: memory stays bounded where there are many."""
+    return jax.lax.map(product, directions, batch_size=64)
+
+
+def evaluation() -> contextlib.AbstractContextManager[Any]:
+    """Return the context of an evaluation in float64, unless the time is up: whoever evaluates looks at the clock."""
+    clock.check()
+    return float64()
