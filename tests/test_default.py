@@ -144,7 +144,7 @@ def test_warm_start_for_changed_data_uses_the_multipliers(monkeypatch):
     seen = []
     genuine = LowerModel.solve
     monkeypatch.setattr(
-        LowerModel, "solve", lambda self, x, y, held=None: seen.append(held) or genuine(self, x, y, held)
+        LowerModel, "solve", lambda self, x, y, active=None: seen.append(active) or genuine(self, x, y, active)
     )
     warm = bx.solve(problem(0.01), np.ones(4), warm_start=first)
     cold = bx.solve(problem(0.01), np.ones(4))

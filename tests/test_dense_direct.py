@@ -81,11 +81,11 @@ def test_reduction_in_the_space_of_the_rows_equals_that_by_directions(monkeypatc
     model = LowerModel(flat)
     point = evaluate_exactly(model, x, np.zeros(20), None)
     assert point is not None
-    held = np.flatnonzero(point.lower.force > 1e-9)
-    assert len(held) >= 3
-    by_directions = reduce(model, point.lower, held[1:], held[:1])
-    monkeypatch.setattr(pieces, "_SMALL", 0)
-    by_rows = reduce(model, point.lower, held[1:], held[:1])
+    active = np.flatnonzero(point.lower.multiplier > 1e-9)
+    assert len(active) >= 3
+    by_directions = reduce(model, point.lower, active[1:], active[:1])
+    monkeypatch.setattr(pieces, "_FEW_VARIABLES", 0)
+    by_rows = reduce(model, point.lower, active[1:], active[:1])
     np.testing.assert_allclose(by_rows.hessian, by_directions.hessian, rtol=1e-9, atol=1e-9)
 
 

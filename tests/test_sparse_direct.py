@@ -1,4 +1,4 @@
-"""The default on sparse matrices: exact derivatives, networks, large problems; and the best case."""
+"""The default on sparse matrices: exact derivatives, networks, large problems; and the high-point relaxation."""
 
 import json
 
@@ -15,7 +15,7 @@ from bilevax.solvers.default.central_path import Barrier
 from bilevax.solvers.default.interior import InteriorLower
 from bilevax.solvers.default.joint_point import EXACT, evaluate_jointly, residual
 from bilevax.solvers.default.newton import box_step
-from bilevax.solvers.default.other_forces import other_forces
+from bilevax.solvers.default.other_multipliers import other_multipliers
 from bilevax.solvers.default.quadratic_program import UpperSet, nearest_on_rows, solve_qp
 from bilevax.solvers.default.sparse_path import SparsePath
 from shared_data import data_file
@@ -129,7 +129,7 @@ def test_roads_of_several_full_links_are_certified(seed):
             assert worth(np.maximum(moved, existing)) <= -solution.value + 1e-9
 
 
-def test_other_forces_are_the_extremes_of_full_links_in_a_row():
+def test_other_multipliers_are_the_extremes_of_full_links_in_a_row():
     # One pair on two links of one road, both full: either of them can carry the whole price.
     design = NetworkDesign.from_arrays([0, 1], [1, 2], [0.1, 0.2], 1.0, [0], [2], [1.0], [2.0], [1.0])
     problem, x = design.problem(), np.array([0.4, 0.4])
@@ -140,13 +140,13 @@ def test_other_forces_are_the_extremes_of_full_links_in_a_row():
     prices = lower.inequality & (np.diff(lower.B.indptr) > 0)
     # The share 0.4 is chosen at a price of ln(0.6 / 0.4) + 2 - 0.3, in the units of unit rows.
     total = (np.log(0.6 / 0.4) + 1.7) * np.sqrt(2)
-    assert point.force[prices].sum() == pytest.approx(total, abs=1e-6)
-    others = list(other_forces(lower, point))
+    assert point.multiplier[prices].sum() == pytest.approx(total, abs=1e-6)
+    others = list(other_multipliers(lower, point))
     for other in others:
         assert residual(lower, other) <= EXACT
         assert np.array_equal(other.x, point.x)
         assert np.array_equal(other.y, point.y)
-    found = sorted(tuple(np.round(other.force[prices] / total, 6)) for other in others)
+    found = sorted(tuple(np.round(other.multiplier[prices] / total, 6)) for other in others)
     assert found == [(0.0, 1.0), (1.0, 0.0)]
 
 
@@ -185,7 +185,7 @@ def test_large_sparse_problems_are_solved_directly():
 
 
 def test_a_chain_that_starts_at_the_minimiser_of_g_is_certified():
-    # The gradient of g is zero at the start, so that it tells nothing of the forces to come.
+    # The gradient of g is zero at the start, so that it tells nothing of the multipliers to come.
     solution = bx.solve(_chain(7000), np.zeros(3))
     assert "sweeps" not in solution.stats
     assert solution.success, solution.message
@@ -203,7 +203,7 @@ def test_steps_in_a_box_are_those_of_the_quadratic_program():
     assert found >= 10
 
 
-def test_the_best_case_is_taken_where_the_lower_level_agrees():
+def test_the_high_point_relaxation_is_taken_where_the_lower_level_agrees():
     random = np.random.default_rng(0)
     rows, check = random.standard_normal((40, 4)), random.standard_normal((15, 4))
     problem = bx.BilevelProblem(
@@ -214,7 +214,7 @@ def test_the_best_case_is_taken_where_the_lower_level_agrees():
     )
     solution = bx.solve(problem, np.full(40, 3.0))
     assert solution.success, solution.message
-    assert solution.history["phase"][-1] == "best case"
+    assert solution.history["phase"][-1] == "high-point relaxation"
 
 
 def test_warm_start_for_changed_data_is_exact_at_once():

@@ -18,7 +18,8 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax._support.trees import summarise
 from bilevax.app import plot
-from bilevax.certificate.certificate import LOWER_TOLERANCE, VALUE_TOLERANCE, Certificate
+from bilevax.certificate.certificate import Certificate
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.driver.solution import Solution
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.design import NetworkDesign
@@ -91,7 +92,7 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         at_most(
             "lower-level infeasibility",
             certificate.lower_infeasibility,
-            LOWER_TOLERANCE,
+            TOLERANCES.lower,
             "How far y violates the rows and Y, relative to their size."
             if certificate.lower_feasible
             else "The smallest uniform relaxation of the rows that would make the lower level feasible.",
@@ -99,16 +100,16 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         at_most(
             "lower-level stationarity",
             certificate.lower_stationarity,
-            LOWER_TOLERANCE,
-            "How far the forces on y are from balance at the minimiser of g, relative to their size.",
+            TOLERANCES.lower,
+            "The gradient of the lower level's Lagrangian in y at the minimiser of g, relative to its terms.",
         ),
         at_most(
             "lower-level complementarity",
             certificate.lower_complementarity,
-            LOWER_TOLERANCE,
+            TOLERANCES.lower,
             "How far rows that are not active are from having no multiplier.",
         ),
-        at_most("distance of x from X", certificate.x_infeasibility, LOWER_TOLERANCE, "Relative to the size of x."),
+        at_most("distance of x from X", certificate.x_infeasibility, TOLERANCES.lower, "Relative to the size of x."),
         at_most(
             "stationarity of x",
             certificate.stationarity,
@@ -125,7 +126,7 @@ def checks(certificate: Certificate, rtol: float = 1e-6) -> list[Check]:
         at_most(
             "error of the value",
             certificate.value_error,
-            VALUE_TOLERANCE * (certificate.value_unit + np.nan_to_num(abs(certificate.value), posinf=0.0)),
+            TOLERANCES.value * (certificate.value_unit + np.nan_to_num(abs(certificate.value), posinf=0.0)),
             "How far Φ(x) may be off, since y*(x) is known only so well.",
         ),
         told(

@@ -16,10 +16,11 @@ from bilevax.certificate.challenge import Challenge, Descent, challenge
 from bilevax.certificate.convexity import Evidence, LowerConvexity, lower_convexity
 from bilevax.certificate.stationarity import Stationarity, measure
 from bilevax.certificate.status import Status
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
-from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE, Phi, evaluate
+from bilevax.exact.phi import Phi, evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, Level, validate
 
@@ -129,14 +130,14 @@ class Certificate:
     def objection(self, rtol: float) -> str | None:
         """Return what keeps `confirms` from holding, in words, or None."""
         accuracy = max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity)
-        needed = VALUE_TOLERANCE * (self.value_unit + abs(self.value))
+        needed = TOLERANCES.value * (self.value_unit + abs(self.value))
         low, high = self.value_range
         reasons = {
             self.remark or "nothing can be proven at x": self.failure is not None,
             "the lower level is infeasible at x": not self.lower_feasible,
             "Phi(x) is not a number": not np.isfinite(self.value),
-            f"the lower level is solved to {accuracy:.2g} only": not accuracy <= LOWER_TOLERANCE,
-            f"x is outside X by {self.x_infeasibility:.2g}": not self.x_infeasibility <= LOWER_TOLERANCE,
+            f"the lower level is solved to {accuracy:.2g} only": not accuracy <= TOLERANCES.lower,
+            f"x is outside X by {self.x_infeasibility:.2g}": not self.x_infeasibility <= TOLERANCES.lower,
             f"the lower level has several minimisers, over which f differs ({low:.6g} to {high:.6g}), and the one that "
             "counts was not found": not self.value_error <= needed and not self.lower_unique and high - low > needed,
             f"y*(x) is known so badly that Phi(x) may be off by {self.value_error:.2g}": not self.value_error <= needed,
@@ -155,9 +156,9 @@ class Certificate:
             self.failure is None
             and self.lower_feasible
             and np.isfinite(self.value)
-            and accuracy <= LOWER_TOLERANCE
-            and self.x_infeasibility <= LOWER_TOLERANCE
-            and self.value_error <= VALUE_TOLERANCE * (self.value_unit + abs(self.value))
+            and accuracy <= TOLERANCES.lower
+            and self.x_infeasibility <= TOLERANCES.lower
+            and self.value_error <= TOLERANCES.value * (self.value_unit + abs(self.value))
         )
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """The challenge: before a point is confirmed, Phi is evaluated exactly at points around it, and has to be no smaller.
 
-Stationarity is found out from derivatives and active rows at one point. The challenge asks the function itself: along
-the steepest direction of each known piece of Phi, along coordinates and along random directions, at several distances.
+Stationarity is found out from derivatives and active rows at one point. The challenge evaluates Phi itself: along the
+steepest direction of each known piece of Phi, along coordinates and along random directions, at several distances.
 A point next to x with a Phi that is smaller by more than the stated slope and radius allow refutes x, whatever its
 derivatives say.
 """
@@ -19,6 +19,7 @@ from scipy.optimize import nnls
 from bilevax._support import clock
 from bilevax._support.clock import in_time
 from bilevax.certificate.stationarity import Stationarity
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.phi import Phi, Surroundings, evaluate
@@ -26,19 +27,12 @@ from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.sets import SetRows
 
-_STEEPEST = (1e-6, 1e-4, 1e-2)  # distances, in natural units, along the steepest directions
-_COORDINATES = (1e-4, 1e-2)  # along coordinates; the middle of them where there are more than three
-_RANDOM = (1e-5, 1e-2)
 _MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
 _RANDOM_DIRECTIONS = 3
 _MOST_PIECES = 4
 _FEWEST, _WORK = 4, 40_000  # points are tried up to so much work, in variables and rows; so many in any case
-_SLOPE = 1e-5  # a slope, relative to that of f, that is none
-_INSIDE = 1e-13  # violations of X up to this are rounding
 _SMALL_SET = 100_000  # entries of the rows of X up to which they are an array
-_CORRECTIONS = 3
-_FAR = 10.0 ** np.arange(1, 7)  # natural units at which a Phi without bound has to fall
-_ROUNDING = 1e-9  # of a value of Phi, relative to its size
+_CORRECTIONS = 3  # rounds of adding violated rows, in a projection onto X
 
 
 class Descent(NamedTuple):
@@ -58,12 +52,12 @@ class Challenge(NamedTuple):
 def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
     """Try to find a point around x with a Phi that is smaller than what is stated of x allows."""
     tried, lowest, size, around = 0, None, 1 + abs(here.value), Surroundings(flat, x, here.lower)
-    allowed = here.error + _ROUNDING * size + quality.scale * quality.radius
-    slope = quality.scale * max(_SLOPE, 10 * min(quality.value, _SLOPE))
+    allowed = here.error + TOLERANCES.value_rounding * size + quality.scale * quality.radius
+    slope = quality.scale * max(TOLERANCES.no_slope, 10 * min(quality.value, TOLERANCES.no_slope))
     most = max(_FEWEST, _WORK // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
     for trial in itertools.islice(_trials(flat, x, quality), most):
         distance = np.abs(trial - x).max(initial=0.0)
-        if distance <= 1e-9:
+        if distance <= TOLERANCES.other_point:
             continue
         if clock.remaining() <= 0:
             break
@@ -85,12 +79,12 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
     inside = _projection(flat.x_rows, x)
     random = np.random.default_rng(0)
     for gradient in _steepest(quality.pieces):
-        for distance in _STEEPEST:
+        for distance in TOLERANCES.steepest_distances:
             yield inside(x - distance * gradient / np.abs(gradient).max())
     count = len(x)
     chosen = np.arange(count) if count <= _MOST_COORDINATES else random.choice(count, _MOST_COORDINATES, replace=False)
     for entry in chosen:
-        for distance in _COORDINATES if count <= 3 else (1e-3,):
+        for distance in TOLERANCES.coordinate_distances if count <= 3 else (TOLERANCES.coordinate_distance,):
             for sign in (1.0, -1.0):
                 trial = x.copy()
                 trial[entry] += sign * distance
@@ -98,7 +92,7 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
     for _ in range(_RANDOM_DIRECTIONS if count > 1 else 0):
         direction = random.standard_normal(count)
         direction /= np.abs(direction).max()
-        for distance in _RANDOM:
+        for distance in TOLERANCES.random_distances:
             for sign in (1.0, -1.0):
                 yield inside(x + sign * distance * direction)
 
@@ -106,7 +100,7 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
 def _steepest(pieces: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """Return gradients of pieces, and their shortest convex combination, against which all of them descend."""
     if len(pieces) > 1:
-        # The sum of the weights is asked for as one more equation, of great weight.
+        # That the weights add up to 1 is one more equation, with a large factor.
         system = np.vstack([np.array(pieces).T, np.full(len(pieces), 1e3)])
         weights = nnls(system, np.r_[np.zeros(len(pieces[0])), 1e3])[0]
         pieces = (weights @ np.array(pieces), *pieces)
@@ -124,7 +118,7 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
     nearby = Nearby(constraints, itself)
 
     def nearest(v: np.ndarray) -> np.ndarray:
-        found = v if rows.violation(v) <= _INSIDE else _onto_broken_rows(rows, v)
+        found = v if rows.violation(v) <= TOLERANCES.on_x_set else _onto_violated_rows(rows, v)
         if found is not None:
             return found
         distance = Objective(lambda z: 0.5 * float((z - v) @ (z - v)), lambda z: z - v, lambda z: identity)
@@ -133,18 +127,18 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
     return nearest
 
 
-def _onto_broken_rows(rows: SetRows, v: np.ndarray) -> np.ndarray | None:
-    """Return the point next to v that satisfies the rows which v breaks as equations, if it is in X."""
+def _onto_violated_rows(rows: SetRows, v: np.ndarray) -> np.ndarray | None:
+    """Return the nearest point to v with the rows that v violates as equations, if it is in X."""
     if rows.balls or rows.matrix.shape[0] * len(v) > _SMALL_SET:
         return None
     matrix, point = rows.matrix.toarray(), v
-    held = np.zeros(len(matrix), bool)
+    violated = np.zeros(len(matrix), bool)
     for _ in range(_CORRECTIONS):
         image = matrix @ point
-        held |= (image < rows.lower) | (image > rows.upper)
-        side = np.clip(matrix[held] @ v, rows.lower[held], rows.upper[held])
-        point = v + np.linalg.lstsq(matrix[held], side - matrix[held] @ v, rcond=None)[0]
-        if rows.violation(point) <= _INSIDE:
+        violated |= (image < rows.lower) | (image > rows.upper)
+        side = np.clip(matrix[violated] @ v, rows.lower[violated], rows.upper[violated])
+        point = v + np.linalg.lstsq(matrix[violated], side - matrix[violated] @ v, rcond=None)[0]
+        if rows.violation(point) <= TOLERANCES.on_x_set:
             return point
     return None
 
@@ -152,7 +146,7 @@ def _onto_broken_rows(rows: SetRows, v: np.ndarray) -> np.ndarray | None:
 def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) -> bool:
     """Return whether Phi falls without end on the ray from ``start`` through x, as far as it is looked at.
 
-    Phi has to fall at every one of distances that grow tenfold, and never by less than half of the time before: a
+    Phi is evaluated at distances that grow tenfold. It has to fall each time, by at least half of the fall before: a
     function that levels off does not.
     """
     flat = equilibrated(FlatProblem(problem, x, y), x, y)
@@ -162,9 +156,9 @@ def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) 
     if not (np.isfinite(length) and length > 0):
         return False
     values, last = [], guess
-    for distance in (0.0, *_FAR):
+    for distance in (0.0, *TOLERANCES.ray_distances):
         trial = point + distance * direction / length
-        if np.abs(inside(trial) - trial).max() > 1e-9 * (1 + distance):
+        if np.abs(inside(trial) - trial).max() > TOLERANCES.on_ray * (1 + distance):
             return False
         there = evaluate(flat, trial, last, thorough=False)
         if not there.solved:
@@ -172,4 +166,4 @@ def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) 
         last = there.lower.y
         values.append(there.value)
     falls = -np.diff(values)
-    return bool(np.all(falls > 0) and np.all(falls[1:] >= 0.5 * falls[:-1]))
+    return bool(np.all(falls > 0) and np.all(falls[1:] >= TOLERANCES.ray_fall * falls[:-1]))

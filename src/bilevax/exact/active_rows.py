@@ -10,7 +10,7 @@ import scipy.sparse.linalg as spl
 from bilevax.convex.problem import ConvexSolution
 from bilevax.model.flat import FlatProblem
 
-MAX_DENSE = 4_000_000
+MAX_DENSE = 4_000_000  # entries up to which rows are an array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,17 +21,17 @@ class ActiveRows:
     b: sp.csr_matrix
     equality: np.ndarray
     multiplier: np.ndarray
-    weak: np.ndarray  # a multiplier of zero, within the margin
+    weak: np.ndarray  # weakly active (biactive): a multiplier of zero, within the margin
     zero: np.ndarray  # the size up to which a multiplier counts as zero
-    slack: np.ndarray  # what the row lacks of being active, by the margin at most
+    slack: np.ndarray  # the slack that is left, at most the margin
     count_before_merging: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Margin:
-    """Relative margins: of the rows that hold x and of X, and of the rows in y alone.
+    """Relative margins within which a row is active: ``coupled`` for rows with x and for X, ``own`` for the rest.
 
-    The first can be closed by moving x alone: y and its multipliers stay exact. The second cannot.
+    The slack of a coupled row can be closed by moving x alone: y and its multipliers stay exact.
     """
 
     coupled: float
@@ -48,8 +48,8 @@ class UnitRows:
     upper: np.ndarray
     value: np.ndarray  # a y + b x
     terms: np.ndarray  # the size of what was added up in a row: a slack counts as zero against it
-    force: np.ndarray  # the multipliers of the unit rows
-    force_scale: np.ndarray  # the size of what a multiplier balances: it counts as zero against that
+    multiplier: np.ndarray
+    multiplier_scale: np.ndarray  # the size of the gradient that a multiplier balances: it counts as zero against that
 
 
 def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRows:
@@ -61,7 +61,7 @@ def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRo
     norms = np.where(norms > 0, norms, 1.0)
     a, b = sp.csr_matrix(sp.diags(1 / norms) @ a), sp.csr_matrix(sp.diags(1 / norms) @ b)
     low, high = (np.concatenate(sides) / norms for sides in ((rows.lower, simple.lower), (rows.upper, simple.upper)))
-    # Sides on which no minimiser can lie are none, however close it comes.
+    # A bound on the border of g's domain is never active, however close y comes to it.
     low[lower.domain.rows_below], high[lower.domain.rows_above] = -np.inf, np.inf
     finite = lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
     gradient = np.abs(flat.gradients("lower", x, lower.y)[1])
@@ -72,8 +72,8 @@ def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRo
         upper=high,
         value=a @ lower.y + b @ x,
         terms=1 + abs(a) @ np.abs(lower.y) + abs(b) @ np.abs(x) + np.minimum(finite(low), finite(high)),
-        force=lower.multipliers * norms,
-        force_scale=1 + _largest_in_row(a, gradient),
+        multiplier=lower.multipliers * norms,
+        multiplier_scale=1 + _largest_in_row(a, gradient),
     )
 
 
@@ -88,18 +88,18 @@ def complementarity_margin(rows: UnitRows) -> float:
     """Return the smallest of max(slack, multiplier) over the inequality rows: 0 on a kink."""
     slack = np.minimum(rows.upper - rows.value, rows.value - rows.lower)
     inequality = (rows.lower < rows.upper) & np.isfinite(slack)
-    larger = np.maximum(slack / rows.terms, np.abs(rows.force) / rows.force_scale)
+    larger = np.maximum(slack / rows.terms, np.abs(rows.multiplier) / rows.multiplier_scale)
     return float(np.min(larger[inequality], initial=np.inf))
 
 
 def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: UnitRows, margin: Margin) -> ActiveRows:
     """Return the rows that are active at y*(x) within relative margins, those of Y and active balls included."""
-    a, b, low, high, image, force = rows.a, rows.b, rows.lower, rows.upper, rows.value, rows.force
+    a, b, low, high, image, multiplier = rows.a, rows.b, rows.lower, rows.upper, rows.value, rows.multiplier
     tolerance = np.where(np.diff(b.indptr) > 0, margin.coupled, margin.own)
-    # The exact solve may have had to relax the rows by rounding; a force always marks its row as active.
+    # The exact solve may have had to relax the rows by rounding; a row with a positive multiplier is always active.
     near = tolerance * rows.terms + lower.relaxation
-    zero = tolerance * rows.force_scale
-    at_upper, at_lower = (high - image <= near) | (force > zero), (image - low <= near) | (force < -zero)
+    zero = tolerance * rows.multiplier_scale
+    at_upper, at_lower = (high - image <= near) | (multiplier > zero), (image - low <= near) | (multiplier < -zero)
     empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
     equality = np.isfinite(high) & (high - low <= 1e-12 * (1 + np.abs(high))) & ~empty
     at_upper, at_lower = at_upper & ~equality & ~empty, at_lower & ~equality & ~empty
@@ -107,7 +107,7 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     sign = np.concatenate([np.ones(len(order[0])), np.ones(len(order[1])), -np.ones(len(order[2]))])
     index = np.concatenate(order)
     parts_a, parts_b = [sp.diags(sign) @ a[index]], [sp.diags(sign) @ b[index]]
-    multiplier = [sign * force[index]]
+    outward = [sign * multiplier[index]]
     zeros = [zero[index]]
     above, below = (high - image)[order[1]], (image - low)[order[2]]
     slacks = [np.maximum(np.concatenate([np.zeros(len(order[0])), above, below]), 0.0)]
@@ -118,15 +118,15 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
             normal[ball.index] = offset / np.linalg.norm(offset)
             parts_a.append(sp.csr_matrix(normal))
             parts_b.append(sp.csr_matrix((1, flat.n_x)))
-            multiplier.append(np.array([value * np.linalg.norm(offset)]))
-            pull = np.abs(flat.gradients("lower", x, lower.y)[1][ball.index]).max()
-            zeros.append(np.array([margin.own * (1 + pull)]))
+            outward.append(np.array([value * np.linalg.norm(offset)]))
+            steepest = np.abs(flat.gradients("lower", x, lower.y)[1][ball.index]).max()
+            zeros.append(np.array([margin.own * (1 + steepest)]))
             slacks.append(np.array([max(ball.radius - np.linalg.norm(offset), 0.0)]))
-    forces = np.concatenate(multiplier)
-    free = np.arange(len(forces)) < len(order[0])
-    forces = np.where(free, forces, np.maximum(forces, 0.0))
+    signed = np.concatenate(outward)
+    free = np.arange(len(signed)) < len(order[0])
+    signed = np.where(free, signed, np.maximum(signed, 0.0))
     stack = lambda parts: sp.vstack(parts, format="csr")
-    return _merge(stack(parts_a), stack(parts_b), free, forces, np.concatenate(zeros), np.concatenate(slacks))
+    return _merge(stack(parts_a), stack(parts_b), free, signed, np.concatenate(zeros), np.concatenate(slacks))
 
 
 def _merge(

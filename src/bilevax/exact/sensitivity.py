@@ -11,6 +11,8 @@ from bilevax.convex.optimality import own_units
 from bilevax.convex.problem import ConvexSolution
 from bilevax.model.flat import FlatProblem
 
+X_MARGIN = 1e-7  # a side of X this close to x, relative, is active
+
 
 @dataclasses.dataclass(frozen=True)
 class PointDerivatives:
@@ -21,7 +23,7 @@ class PointDerivatives:
     hessian: sp.csc_matrix
     mixed: sp.csc_matrix
     normals: sp.csr_matrix
-    normal_free: np.ndarray
+    normal_free: np.ndarray  # normals of equalities: their multipliers have any sign
     normal_slack: np.ndarray  # how far x is from those sides of X
 
 
@@ -34,12 +36,12 @@ def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Poin
         curvature[ball.index] = multiplier
         hessian = hessian + sp.diags(curvature)
     return PointDerivatives(
-        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), *normals_of_x(flat, x, 1e-7)
+        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), *normals_of_x(flat, x, X_MARGIN)
     )
 
 
 def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
-    """Return the generators of the normal cone of X at x, which act in both directions, and how far their sides are."""
+    """Return generators of the normal cone of X at x, which of them are lines, and the distance of x from each side."""
     rows = flat.x_rows
     norms = np.maximum(spl.norm(rows.matrix, axis=1), 1e-300) if rows.matrix.shape[0] else np.ones(0)
     unit = sp.csr_matrix(sp.diags(1 / norms) @ rows.matrix) if len(norms) else rows.matrix

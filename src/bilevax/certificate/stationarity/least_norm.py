@@ -6,6 +6,7 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import conic
 
 
@@ -54,7 +55,7 @@ def least_norm(
     wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(
         initial=0.0
     )
-    if not np.isfinite(solution).all() or not wrong <= 1e-7 * (1 + np.abs(solution).max()):
+    if not np.isfinite(solution).all() or not wrong <= TOLERANCES.least_norm_residual * (1 + np.abs(solution).max()):
         return None
     distance = float(np.linalg.norm(solution[:leading]) + wrong) * scale
     split = matrix.shape[0]

@@ -8,7 +8,7 @@ y and G its mixed derivative, the gradient of one piece comes from the KKT syste
 
 *Smooth* test: every active row has a positive, unique multiplier; one piece, one gradient.
 
-*Strong* test: rows with zero multiplier are undecided. Strong stationarity asks for (w, xi) with
+*Strong* test: some rows are weakly active (biactive): zero slack, zero multiplier. Strong stationarity asks for (w, xi)
 
     H w + a' xi = -grad_y f,
     a_i w  = 0,  xi_i free    where lambda_i > 0 whatever the direction of x,
@@ -16,19 +16,19 @@ y and G its mixed derivative, the gradient of one piece comes from the KKT syste
     a_i w >= 0,  xi_i >= 0    where lambda_i = 0 (the vector at hand decides alone if b' lambda is unique),
 
 that leave ``grad_x f + G' w + b' xi`` in the negative normal cone of X. No direction then descends, and the rows'
-combinations with a' xi = 0 are the normals of {x : the lower level is feasible}, so its border needs no extra care.
+combinations with a' xi = 0 are the normals of {x : the lower level is feasible}, so its border is covered.
 
-*Branches* of it: the third condition is more than needed, since a row gets slack or force, not both. See `strong`.
+*Branches* of it: the third condition is too strong, since a row gets slack or a multiplier, not both. See `strong`.
 
 *Hull* test: the distance of 0 from the convex hull of the gradients of all adjacent pieces plus those normal cones,
 or, where larger, the steepest descent into any single piece: a local maximum on a kink has 0 in its hull.
 
 Each is a distance, relative to 1 + the largest gradient of an adjacent piece. The smaller of the last two counts.
 
-Rows are active and multipliers zero within a margin, and no margin is free: the result is a pair as in Goldstein's
-stationarity, the slope that is left and the `radius` within which x would have to move for rows and multipliers to be
-exactly so. The margin with the smallest of the larger of the two counts. All numbers are in natural units (see
-`bilevax.model.scales`), in which 1 is the size of an ordinary term.
+Rows are active and multipliers zero within a margin, and what the margin assumes is measured too: the result is a pair
+as in Goldstein's stationarity, the slope that is left and the `radius` within which x would have to move for rows and
+multipliers to be exactly so. The margin with the smallest of the larger of the two counts. All numbers are in natural
+units (see `bilevax.model.scales`), in which 1 is the size of an ordinary term.
 """
 
 import dataclasses
@@ -42,6 +42,7 @@ from bilevax.certificate.stationarity.multipliers import MultiplierSet, unique_m
 from bilevax.certificate.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
 from bilevax.certificate.stationarity.radius import radius
 from bilevax.certificate.stationarity.strong import strong_distance, strong_system
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.active_rows import (
     ActiveRows,
@@ -54,11 +55,6 @@ from bilevax.exact.active_rows import (
 from bilevax.exact.sensitivity import PointDerivatives, derivatives, normals_of_x, piece_gradient
 from bilevax.model.flat import FlatProblem
 
-# A row counts as active, and a multiplier as zero, within these relative margins: tried in turn, since a point found to
-# seven digits sits 1e-7 beside its kink.
-_MARGINS = (1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-_WIDE = 1e-4  # margins from here on widen the sides of X, too
-_GOOD = 1e-8
 _FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
 _MANY = 2000  # variables beyond which every test takes seconds
 
@@ -100,7 +96,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
     seen = set()
     for margin in _margins(flat.n_y <= _MANY):
         active = active_rows(flat, x, lower, rows, margin)
-        if margin.coupled >= _WIDE:
+        if margin.coupled >= TOLERANCES.wide_margin:
             normals, free, slack = normals_of_x(flat, x, margin.coupled)
             point = dataclasses.replace(point, normals=normals, normal_free=free, normal_slack=slack)
         key = (active.a.shape[0], active.weak.tobytes(), point.normals.shape[0])
@@ -121,7 +117,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
             # What the tightest margin says of the row structure stays; only the distance improves.
             test = f"{result.test}, {_describe(margin)}"
             best = dataclasses.replace(best, value=result.value, radius=result.radius, test=test)
-        if max(best.value, best.radius) <= _GOOD:
+        if max(best.value, best.radius) <= TOLERANCES.settled:
             break
     assert best is not None
     return best
@@ -129,11 +125,11 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
 
 def _margins(few: bool) -> Iterator[Margin]:
     """Yield the margins, the tightest first; with many variables the wide ones of coupled rows alone."""
-    for size in _MARGINS:
-        if few or size < _WIDE:
+    for size in TOLERANCES.margins:
+        if few or size < TOLERANCES.wide_margin:
             yield Margin(size, size)
-        if size > _MARGINS[0] and (few or size >= _WIDE):
-            yield Margin(size, _MARGINS[0])
+        if size > TOLERANCES.margins[0] and (few or size >= TOLERANCES.wide_margin):
+            yield Margin(size, TOLERANCES.margins[0])
 
 
 def _describe(margin: Margin) -> str:
@@ -142,8 +138,8 @@ def _describe(margin: Margin) -> str:
 
 def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, unique_y: bool) -> Stationarity:
     smallest = smallest_singular_value(active.a)
-    independent = smallest > 1e-9 and active.count_before_merging == active.a.shape[0]
-    unique = np.ones(len(active.weak), bool) if smallest > 1e-9 else unique_multipliers(active.a)
+    independent = smallest > TOLERANCES.independent and active.count_before_merging == active.a.shape[0]
+    unique = np.ones(len(active.weak), bool) if smallest > TOLERANCES.independent else unique_multipliers(active.a)
     strict = not active.weak.any()
     gradient = piece_gradient(point, active.a, active.b) if unique_y and strict and unique.all() else None
     pieces, complete = [], False
@@ -168,19 +164,19 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, uniqu
     multipliers = MultiplierSet(active)
     weak, sometimes = multipliers.resolve(unique)
     strict = not weak.any()  # read by `found`
-    # Two extreme pieces give the scale: all undecided rows held, or none of them.
+    # Two extreme pieces give the scale: all weakly active rows stay active, or none of them.
     sets = (~weak, weak | ~weak) if len(point.f_y) <= _MANY else ()
     extremes = [piece_gradient(point, active.a[rows], active.b[rows]) for rows in sets]
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     scale = 1 + float(max([np.linalg.norm(point.f_x), *norms]))
     system = strong_system(point, active, weak, sometimes)
-    distance, branches = strong_distance(system, _GOOD * scale, multipliers.can_vanish)
+    distance, branches = strong_distance(system, TOLERANCES.settled * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
-    if distance > _GOOD * scale or weak.sum() <= _FEW_WEAK:
+    if distance > TOLERANCES.settled * scale or weak.sum() <= _FEW_WEAK:
         pieces, complete = adjacent_pieces(point, active, weak, unique)
         if complete and unique.all():
             gradient = common_gradient(pieces)  # read by `found`
-    if distance > _GOOD * scale and pieces and complete:
+    if distance > TOLERANCES.settled * scale and pieces and complete:
         hull = hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
         scale = 1 + max(float(np.linalg.norm(piece.gradient)) for piece in pieces)
         if hull is not None:

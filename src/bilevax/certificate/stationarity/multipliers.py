@@ -2,14 +2,15 @@
 
 The response of y to a direction d of x comes from the multiplier vectors with the largest ``lambda' b d``, and any one
 of those tells it. Where ``b' lambda`` is the same for all vectors, the one at hand therefore serves every direction.
-Otherwise the vectors change with d, and a row is held whatever d only if no face of them silences it.
+Otherwise the vectors change with d, and a row is strongly active for all d only if its multiplier vanishes on no face
+of them.
 
 A row's multiplier vanishes on the whole face of vectors with the largest ``lambda' cost`` exactly where some v has
 
-    a_i v > cost_i,   a v >= cost on all rows,   a v = cost on equalities and on rows that carry a force on that face,
+    a_i v > cost_i,   a v >= cost on all rows,   a v = cost on equalities and where some multiplier of the face is > 0,
 
-so one linear program tells of all rows at once. A row that is silent on none of the faces looked at counts as held:
-those of each x along which the vectors differ, both ways, and random ones.
+so one linear program tells of all rows at once. The faces looked at are those of each x along which the vectors differ,
+both ways, and random ones; a row whose multiplier vanishes on none of them counts as strongly active.
 """
 
 import functools
@@ -18,6 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import OptimizeResult
 
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import MAX_DENSE, ActiveRows, project_out
 
@@ -34,7 +36,7 @@ def unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
     if a.shape[0] * a.shape[1] > MAX_DENSE:
         return np.zeros(a.shape[0], bool)
     random = np.random.default_rng(0).standard_normal(a.shape[0])
-    return np.abs(project_out(sp.csr_matrix(a.T), random)) <= 1e-7
+    return np.abs(project_out(sp.csr_matrix(a.T), random)) <= TOLERANCES.unique_multiplier
 
 
 class MultiplierSet:
@@ -46,15 +48,15 @@ class MultiplierSet:
         self.balance = active.a.T @ self.known
 
     def resolve(self, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which rows count as weak, and which are held for some directions only."""
+        """Return which rows are weakly active, and which are strongly active for some directions of x only."""
         active, random = self.active, np.random.default_rng(0)
         nowhere = np.zeros(len(unique), bool)
         if unique.all() or self._same_on_coupled_rows():
             return active.weak, nowhere
         weak = self._vanishing(self.known, np.zeros(len(self.known)))
-        # Along which x the vectors differ: a random change of them, on the rows that carry a force at all, tells.
+        # Along which x the vectors differ: a random change of those that can be positive tells.
         change = project_out(sp.csr_matrix(active.a[~weak].T), random.standard_normal(int((~weak).sum())))
-        coordinates = np.flatnonzero(np.abs(active.b[~weak].T @ change) > 1e-7)
+        coordinates = np.flatnonzero(np.abs(active.b[~weak].T @ change) > TOLERANCES.same_multipliers)
         strictest = weak, ~weak & ~active.equality
         if len(coordinates) > _MAX_COORDINATES:
             return strictest
@@ -75,37 +77,38 @@ class MultiplierSet:
         return self._least(np.zeros(len(self.known)), rows).status != 2  # 2: proven infeasible
 
     def _vanishing(self, multiplier: np.ndarray, cost: np.ndarray) -> np.ndarray:
-        """Return the rows without force on the face of vectors with the largest ``lambda' cost``, one of them given."""
+        """Return where the multiplier is 0 on the whole face of largest ``lambda' cost``, given one vector of it."""
         a, equality = self.active.a, self.active.equality
-        carrying = equality | (multiplier > 1e-9 * (1 + np.abs(multiplier).max()))
-        silent = np.flatnonzero(~carrying)
+        positive = equality | (multiplier > TOLERANCES.positive_multiplier * (1 + np.abs(multiplier).max()))
+        others = np.flatnonzero(~positive)
         # Unknowns: v, a factor of at least 1 on the cost, and what a row lacks of a distance of 1.
-        of_carrying = sp.hstack([a[carrying], -cost[carrying][:, None], sp.csr_matrix((carrying.sum(), len(silent)))])
-        of_silent = sp.hstack([-a[silent], cost[silent][:, None], -sp.eye(len(silent))])
+        of_positive = sp.hstack([a[positive], -cost[positive][:, None], sp.csr_matrix((positive.sum(), len(others)))])
+        of_others = sp.hstack([-a[others], cost[others][:, None], -sp.eye(len(others))])
         n_y = a.shape[1]
         apart = linprog(
-            np.r_[np.zeros(n_y + 1), np.ones(len(silent))],
-            A_eq=of_carrying,
-            b_eq=np.zeros(int(carrying.sum())),
-            A_ub=of_silent,
-            b_ub=-np.ones(len(silent)),
-            bounds=[(None, None)] * n_y + [(1, None)] + [(0, 1)] * len(silent),
+            np.r_[np.zeros(n_y + 1), np.ones(len(others))],
+            A_eq=of_positive,
+            b_eq=np.zeros(int(positive.sum())),
+            A_ub=of_others,
+            b_ub=-np.ones(len(others)),
+            bounds=[(None, None)] * n_y + [(1, None)] + [(0, 1)] * len(others),
             method="highs",
         )
-        vanishing = ~carrying
+        vanishing = ~positive
         if apart.status == 0:
-            vanishing[silent] = apart.x[n_y + 1 :] < 0.5
+            vanishing[others] = apart.x[n_y + 1 :] < 0.5
         return vanishing
 
     def _same_on_coupled_rows(self) -> bool:
         """Return whether all vectors have the same ``b' lambda``: a random part of it decides."""
         active = self.active
         cost = active.b @ np.random.default_rng(0).standard_normal(active.b.shape[1])
-        # If y can follow x with all rows held, a v = cost, then lambda' cost = (a' lambda)' v is known.
-        if np.abs(_off_range(active.a, cost)).max(initial=0.0) <= 1e-9 * (1 + np.abs(cost).max(initial=0.0)):
+        # If y can follow x with all rows kept active, a v = cost, then lambda' cost = (a' lambda)' v is known.
+        consistent = TOLERANCES.consistent_rows * (1 + np.abs(cost).max(initial=0.0))
+        if np.abs(_off_range(active.a, cost)).max(initial=0.0) <= consistent:
             return True
         least, largest = self._least(cost), self._least(-cost)
-        size = 1e-7 * (1 + np.abs(cost) @ np.abs(active.multiplier))
+        size = TOLERANCES.same_multipliers * (1 + np.abs(cost) @ np.abs(active.multiplier))
         return least.status == 0 and largest.status == 0 and -largest.fun - least.fun <= size
 
     def _least(self, cost: np.ndarray, zero: np.ndarray | None = None) -> OptimizeResult:

@@ -1,4 +1,4 @@
-"""The pieces of Phi that meet at a kink, found by eliminating the rows that stay active on all of them."""
+"""The pieces of Phi that meet at a kink: one for each set of optional rows that can be active next to x."""
 
 import dataclasses
 import itertools
@@ -6,13 +6,14 @@ import itertools
 import numpy as np
 from scipy.optimize import nnls
 
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import MAX_DENSE, ActiveRows
 from bilevax.exact.kink import Kink, eliminate
 from bilevax.exact.sensitivity import PointDerivatives
 
-_MAX_PIECES = 1024
-_MAX_OPTIONAL = 100
+_MAX_PIECES = 1024  # that are listed; of more a sample is taken
+_MAX_OPTIONAL = 100  # rows that are active on some pieces only
 _SAMPLES = 256
 
 
@@ -47,25 +48,26 @@ def adjacent_pieces(
 def _piece(kink: Kink, chosen: np.ndarray) -> Piece | None:
     """Return the piece on which exactly ``chosen`` of the optional rows stay active, or None if there is none."""
     others = np.setdiff1d(np.arange(len(kink.slope)), chosen)
-    carried = np.zeros(0)
+    multiplier = np.zeros(0)
     response = np.zeros((0, kink.slope.shape[1]))
     gradient = kink.gradient
     if len(chosen):
         part = kink.reduced[chosen]
-        if len(chosen) > part.shape[1] or np.linalg.svd(part, compute_uv=False)[-1] < 1e-9:
+        if len(chosen) > part.shape[1] or np.linalg.svd(part, compute_uv=False)[-1] < TOLERANCES.piece_rows:
             return None
-        carried = np.linalg.lstsq(part.T, kink.force, rcond=None)[0]
+        multiplier = np.linalg.lstsq(part.T, kink.multiplier, rcond=None)[0]
         own = kink.compliance[np.ix_(chosen, chosen)]
         response = np.linalg.solve(own, kink.slope[chosen])
         gradient = gradient + kink.slope[chosen].T @ np.linalg.solve(own, kink.response[chosen])
-    unbalanced = np.abs(kink.reduced[chosen].T @ carried - kink.force).max(initial=0.0)
-    if unbalanced > kink.fragile_size or np.any(carried < -kink.fragile_size):
+    unbalanced = np.abs(kink.reduced[chosen].T @ multiplier - kink.multiplier).max(initial=0.0)
+    if unbalanced > kink.fragile_size or np.any(multiplier < -kink.fragile_size):
         return None
-    opened = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response  # must not become positive
-    pressed = -response[carried <= kink.fragile_size]  # multipliers at zero must not become negative
-    cone = np.vstack([opened, pressed])
+    values = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response  # must not become positive
+    weak = -response[multiplier <= kink.fragile_size]  # multipliers at zero must not become negative
+    cone = np.vstack([values, weak])
     norms = np.linalg.norm(cone, axis=1)
-    cone = cone[norms > 1e-10] / norms[norms > 1e-10][:, None]
+    exists = norms > TOLERANCES.piece_normal
+    cone = cone[exists] / norms[exists][:, None]
     return Piece(gradient, cone) if _has_interior(cone) else None
 
 
@@ -77,8 +79,8 @@ def _sample_subsets(kink: Kink) -> set[tuple[int, ...]]:
     subsets = set()
     for _ in range(_SAMPLES):
         push = kink.slope @ random.standard_normal(kink.slope.shape[1])
-        force = nnls(factor.T, np.linalg.solve(factor, push))[0]
-        subsets.add(tuple(np.flatnonzero(force > 1e-10 * (1 + force.max()))))
+        multiplier = nnls(factor.T, np.linalg.solve(factor, push))[0]
+        subsets.add(tuple(np.flatnonzero(multiplier > TOLERANCES.piece_multiplier * (1 + multiplier.max()))))
     return subsets
 
 
@@ -94,15 +96,15 @@ def _has_interior(cone: np.ndarray) -> bool:
         bounds=[(-1, 1)] * width + [(0, 1)],
         method="highs",
     )
-    return margin.status == 0 and -margin.fun > 1e-9
+    return margin.status == 0 and -margin.fun > TOLERANCES.piece_interior
 
 
 def common_gradient(pieces: list[Piece]) -> np.ndarray | None:
-    """Return the gradient that all pieces share: Phi is smooth across a row that comes and goes without effect."""
+    """Return the gradient that all pieces share: Phi is smooth there although a row is weakly active."""
     if not pieces:
         return None
     first = pieces[0].gradient
-    tolerance = 1e-9 * (1 + np.linalg.norm(first))
+    tolerance = TOLERANCES.same_gradient * (1 + np.linalg.norm(first))
     return first if all(np.linalg.norm(piece.gradient - first) <= tolerance for piece in pieces) else None
 
 
@@ -112,13 +114,13 @@ def steepest_descent(point: PointDerivatives, pieces: list[Piece]) -> float:
     steepest = 0.0
     for piece in pieces:
         tangent = np.vstack([piece.cone, normals[~point.normal_free]])
-        held = normals[point.normal_free]
+        equations = normals[point.normal_free]
         best = linprog(
             piece.gradient,
             A_ub=tangent if len(tangent) else None,
             b_ub=np.zeros(len(tangent)) if len(tangent) else None,
-            A_eq=held if len(held) else None,
-            b_eq=np.zeros(len(held)) if len(held) else None,
+            A_eq=equations if len(equations) else None,
+            b_eq=np.zeros(len(equations)) if len(equations) else None,
             bounds=(-1, 1),
             method="highs",
         )

@@ -1,30 +1,32 @@
-"""How far x would have to move for rows to be active, and multipliers to be zero, that are so only within a margin."""
+"""How far x is from a point where the rows counted as active, and the multipliers counted as zero, are exactly so."""
 
 import numpy as np
 import scipy.sparse as sp
 
 from bilevax.certificate.stationarity.least_norm import least_norm
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives
 
-_ROUNDING = 1e-13  # slacks and multipliers up to this are zero
-_MISFIT = 1e3  # what moving a row counts, relative to moving x: for rows that x cannot close
-
 
 def radius(point: PointDerivatives, active: ActiveRows) -> float:
-    """Return the length of the smallest step of x, in natural units, that makes the margin superfluous.
+    """Return the length of the least step of x, in natural units, after which no margin is needed.
 
     To first order, with y and the multipliers following x: ``mixed dx + H dy + a' dl = 0``. The step closes the slack
-    of every active row, ``a dy + b dx = slack``, takes weak multipliers to zero, ``dl = -multiplier``, and moves x onto
-    the sides of X that count as active. What no step of x achieves is asked of the rows themselves, at a price.
+    of every active row, ``a dy + b dx = slack``, takes weakly active multipliers to zero, ``dl = -multiplier``, and
+    moves x onto the sides of X that count as active. Where no step of x can, a misfit remains, which counts a
+    thousandfold.
     """
     slack, excess = active.slack, np.where(active.weak, active.multiplier, 0.0)
-    if max(slack.max(initial=0.0), excess.max(initial=0.0), point.normal_slack.max(initial=0.0)) <= _ROUNDING:
+    if (
+        max(slack.max(initial=0.0), excess.max(initial=0.0), point.normal_slack.max(initial=0.0))
+        <= TOLERANCES.exactly_zero
+    ):
         return 0.0
     n_x, n_y, count, cone = len(point.f_x), len(point.f_y), len(slack), point.normals.shape[0]
     weak = np.flatnonzero(active.weak)
     fitted = count + len(weak) + cone
-    misfit, zero = sp.eye(fitted, format="csr") / _MISFIT, sp.csr_matrix
+    misfit, zero = sp.eye(fitted, format="csr") / TOLERANCES.misfit_weight, sp.csr_matrix
     silent = sp.eye(count, format="csr")[weak]
     # Unknowns: the step of x and the misfits, whose norm counts; then the steps of y and of the multipliers.
     equations = [

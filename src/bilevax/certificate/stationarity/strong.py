@@ -1,4 +1,4 @@
-"""Strong stationarity as a program, and its branches where it asks too much.
+"""Strong stationarity as a program, and its branches where it is stronger than necessary.
 
 For a direction d of x with response v of y, change ``theta`` of the multipliers and slack rates ``s = -(a v + b d)``,
 any (w, xi) with ``H w + a' xi = -grad_y f`` gives
@@ -7,7 +7,7 @@ any (w, xi) with ``H w + a' xi = -grad_y f`` gives
 
 The sign conditions make the sums nonnegative whatever s_i and theta_i are. Those are complementary, so asking it of
 both at once is more than needed: the program's own dual solution is a direction with its s and theta, and where a row
-uses both, two programs take the sides apart. What is left is the steepest descent of Phi, or a bound on it.
+has both, two programs follow, one for each side. What is left is the steepest descent of Phi, or a bound on it.
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ import scipy.sparse as sp
 
 from bilevax._support import clock
 from bilevax.certificate.stationarity.least_norm import LeastNorm, least_norm
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import MAX_DENSE, ActiveRows
 from bilevax.exact.kink import Kink, eliminate
 from bilevax.exact.sensitivity import PointDerivatives
 
-# What a row asks for: HELD a w = 0, xi free; SOMETIMES a w = 0, xi >= 0; WEAK a w >= 0, xi >= 0; and the two sides of a
-# weak row: PRESSED (it stays active) a w >= 0, xi free; OPEN (it gets slack) a w free, xi >= 0.
-HELD, SOMETIMES, WEAK, PRESSED, OPEN = range(5)
-_SIDES = {SOMETIMES: (HELD, WEAK), WEAK: (PRESSED, OPEN)}
-_MISFIT = 1e3  # weight of a misfit where the conditions contradict each other
-_COMPLEMENTARY = 1e-7
+# The condition of each kind of active row. STRONG (strongly active for all directions of x): a w = 0, xi free.
+# SOMETIMES_STRONG (for some directions only): a w = 0, xi >= 0. WEAK (weakly active, biactive): a w >= 0, xi >= 0; and
+# its two sides: STAYS_ACTIVE a w >= 0, xi free; GETS_SLACK a w free, xi >= 0.
+STRONG, SOMETIMES_STRONG, WEAK, STAYS_ACTIVE, GETS_SLACK = range(5)
+_SIDES = {SOMETIMES_STRONG: (STRONG, WEAK), WEAK: (STAYS_ACTIVE, GETS_SLACK)}
 _MAX_BRANCHES = 100
 _BRANCH_WORK = 200_000
 
@@ -58,7 +58,10 @@ class StrongSystem:
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """A distance; how far, in the direction behind it, rows use both of their sides, and rows held sometimes open."""
+    """A distance; in its dual direction, by how much rows have slack and multiplier at once (``clash``).
+
+    ``opened`` is the slack that rows get there which are strongly active for some directions only.
+    """
 
     distance: float
     clash: np.ndarray
@@ -66,18 +69,18 @@ class _Answer:
 
 
 def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray) -> StrongSystem:
-    """Return the conditions at a point for rows that are weak, positive sometimes, or held."""
-    kind = np.where(active.equality, HELD, np.where(sometimes, SOMETIMES, np.where(weak, WEAK, HELD)))
+    """Return the conditions at a point; rows neither weakly nor sometimes strongly active are strongly active."""
+    kind = np.where(active.equality, STRONG, np.where(sometimes, SOMETIMES_STRONG, np.where(weak, WEAK, STRONG)))
     if active.a.shape[0] * active.a.shape[1] <= MAX_DENSE:
-        kink = eliminate(point, active, kind != HELD)
+        kink = eliminate(point, active, kind != STRONG)
         if kink is not None:
             return _eliminated(point, kink, kind)
     return _sparse(point, active, kind)
 
 
 def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> StrongSystem:
-    """Return the conditions on the undecided rows alone."""
-    origin, empty = np.flatnonzero(kind != HELD), sp.csr_matrix
+    """Return the conditions on the rows that are not strongly active, the others eliminated."""
+    origin, empty = np.flatnonzero(kind != STRONG), sp.csr_matrix
     return StrongSystem(
         f_x=kink.gradient,
         f_y=np.zeros(0),
@@ -95,10 +98,10 @@ def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> Strong
 
 
 def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> StrongSystem:
-    """Return the conditions without the columns that a held row of one entry fixes, and without those rows."""
+    """Return the conditions without the variables that a strongly active row of one entry fixes."""
     a, b = sp.csr_matrix(active.a), sp.csr_matrix(active.b)
     uncoupled = np.diff(b.indptr) == 0
-    fixing = np.flatnonzero((kind == HELD) & uncoupled & (np.diff(a.indptr) == 1))
+    fixing = np.flatnonzero((kind == STRONG) & uncoupled & (np.diff(a.indptr) == 1))
     movable = np.ones(a.shape[1], bool)
     movable[a.indices[a.indptr[fixing]]] = False
     a = sp.csr_matrix(a[:, movable])
@@ -127,8 +130,8 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
     """Return the residual of strong stationarity, or of its branches where it is not below ``good``; and their number.
 
     Best first: the branch with the largest distance is split until it is below ``good``, its direction is a true one,
-    or the work is spent. A true direction uses every row one way only, and opens no rows but such whose multipliers can
-    all be zero at once, which ``can_vanish`` tells.
+    or the work is spent. A true direction gives every row slack or a multiplier, not both, and gives slack only to rows
+    whose multipliers can all be zero at once, which ``can_vanish`` tells.
     """
     order = itertools.count()
     root = _solve(system, system.kind)
@@ -140,7 +143,7 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
         _, _, answer, kind = queue[0]
         if answer.distance <= good or solved >= limit or clock.remaining() <= 0:
             return answer.distance, solved
-        gone = (system.kind == SOMETIMES) & np.isin(kind, (WEAK, PRESSED, OPEN))
+        gone = (system.kind == SOMETIMES_STRONG) & np.isin(kind, (WEAK, STAYS_ACTIVE, GETS_SLACK))
         split = answer.clash
         if not split.any() and answer.opened.any() and not can_vanish(system.origin[gone | (answer.opened > 0)]):
             split = answer.opened
@@ -151,10 +154,10 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
         for side in _SIDES[int(kind[row])]:
             child = kind.copy()
             child[row] = side
-            gone[row] = kind[row] == SOMETIMES and side == WEAK
+            gone[row] = kind[row] == SOMETIMES_STRONG and side == WEAK
             if gone[row] and not can_vanish(system.origin[gone]):
                 continue
-            # More than the parent's distance is inaccuracy, of either of them: not cut off, so as not to flatter.
+            # More than the parent's distance is an inaccuracy of either of them: not cut off, to err on the safe side.
             part = _solve(system, child)
             heapq.heappush(queue, (-part.distance, next(order), part, child))
             solved += 1
@@ -163,15 +166,15 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
 def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
     n_x, n_y, count, cone = len(system.f_x), len(system.f_y), len(kind), system.normals.shape[0]
     zero = sp.csr_matrix
-    counted = np.flatnonzero(kind != OPEN)  # rows whose a w is zero or nonnegative
-    pushed = np.isin(kind[counted], (WEAK, PRESSED))
-    signed = np.isin(kind, (SOMETIMES, WEAK, OPEN))
+    counted = np.flatnonzero(kind != GETS_SLACK)  # rows whose a w is zero or nonnegative
+    pushed = np.isin(kind[counted], (WEAK, STAYS_ACTIVE))
+    signed = np.isin(kind, (SOMETIMES_STRONG, WEAK, GETS_SLACK))
     # Unknowns: the residual in x, a misfit, then w, xi, the normals of X, and a w where it may be positive.
     above = sp.eye(len(counted), format="csc")[:, pushed]
     width = above.shape[1]
 
     def attempt(misfit: int) -> LeastNorm | None:
-        soft = sp.eye(n_y + len(counted), misfit, format="csr") / _MISFIT
+        soft = sp.eye(n_y + len(counted), misfit, format="csr") / TOLERANCES.misfit_weight
         along_x = [sp.eye(n_x), zero((n_x, misfit)), -system.mixed.T, -system.b.T, -system.normals.T]
         along_y = [zero((n_y, n_x)), soft[:n_y], system.hessian, system.a.T, zero((n_y, cone + width))]
         of_rows = [
@@ -195,11 +198,11 @@ def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
     answer = attempt(0) or attempt(n_y + len(counted))
     if answer is None:
         return _Answer(np.inf, np.zeros(count), np.zeros(count))
-    slack, force = np.zeros(count), np.zeros(count)
+    slack, multiplier = np.zeros(count), np.zeros(count)
     slack[signed] = np.maximum(answer.of_signs[: signed.sum()], 0.0)
-    force[counted] = np.abs(answer.of_equations[n_x + n_y :])
+    multiplier[counted] = np.abs(answer.of_equations[n_x + n_y :])
     opening = slack / (1 + slack.max(initial=0.0))
-    both = np.minimum(opening, force / (1 + force.max(initial=0.0)))
-    clash = np.isin(kind, (SOMETIMES, WEAK)) & (both > _COMPLEMENTARY)
-    opened = (kind == SOMETIMES) & (opening > _COMPLEMENTARY)
-    return _Answer(answer.distance, np.where(clash, slack * force, 0.0), np.where(opened, slack, 0.0))
+    both = np.minimum(opening, multiplier / (1 + multiplier.max(initial=0.0)))
+    clash = np.isin(kind, (SOMETIMES_STRONG, WEAK)) & (both > TOLERANCES.complementary)
+    opened = (kind == SOMETIMES_STRONG) & (opening > TOLERANCES.complementary)
+    return _Answer(answer.distance, np.where(clash, slack * multiplier, 0.0), np.where(opened, slack, 0.0))

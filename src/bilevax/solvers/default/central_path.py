@@ -1,10 +1,10 @@
 """The direct oracle: Phi smoothed by the lower level's central path.
 
-For a barrier mu and a softness eps the rows carry ``force * slack = mu`` and may give way by ``eps * force``: an answer
-y(x) exists for every x, is unique and smooth, and its gradient costs one more solve with the factor at hand. The
-smoothed objective is
+With a barrier mu and a softness eps the rows have ``multiplier * slack = mu`` and may be violated by
+``eps * multiplier``: an answer y(x) exists for every x, is unique and smooth, and its gradient costs one more solve
+with the factor at hand. The smoothed objective is
 
-    f(x, y(x)) + kappa * eps * sum(force),
+    f(x, y(x)) + kappa * eps * sum(multiplier),
 
 whose second term is the price of leaving the set of x for which the lower level is feasible.
 """
@@ -23,7 +23,7 @@ from bilevax.solvers.diary import Learning
 
 @dataclasses.dataclass(frozen=True)
 class Barrier:
-    """How much is smoothed."""
+    """How much is smoothed: the barrier mu, the softness eps of the rows, and the penalty kappa on violated rows."""
 
     barrier: float
     softness: float
@@ -31,16 +31,16 @@ class Barrier:
 
 
 class _State(NamedTuple):
-    """Slacks of the inequality rows, and how the smoothed objective answers a change of each row."""
+    """Slacks of the inequality rows, and the derivative of the smoothed objective in each row's right-hand side."""
 
     slack: np.ndarray
     sensitivity: np.ndarray
 
 
 class CentralState(NamedTuple):
-    """The size of the forces met so far."""
+    """The size of the multipliers met so far."""
 
-    force: float
+    multiplier_scale: float
 
 
 class CentralPath(Learning):
@@ -52,15 +52,15 @@ class CentralPath(Learning):
         self.model, self.start, self.inequality = model, start, model.rows.inequality
         there = model.flat.lower_derivatives(start.x, start.y)
         pull = np.abs(model.gradient(start.y, there)).max(initial=0.0)
-        # The first smoothing is large against the rows' own values and forces.
-        self.force = max(start.force[self.inequality].max(), 1e-3 * pull, 1e-6)
+        # The first smoothing is large against the rows' own slacks and multipliers.
+        self.multiplier_scale = max(start.multiplier[self.inequality].max(), 1e-3 * pull, 1e-6)
 
     def begin(self) -> SmoothPoint | None:
         """Return the smoothed point at the start, at no price yet."""
         lower = self.start
-        room = np.median(np.abs(lower.value[self.inequality])) + 1e-3
+        slack = np.median(np.abs(lower.value[self.inequality])) + 1e-3
         softness = 1e-3 * float(np.diag(lower.expansion.compliance)[self.inequality].mean())
-        return self._evaluate(lower.x, Barrier(10 * self.force * room, softness, kappa=0.0), None, lower.y)
+        return self._evaluate(lower.x, Barrier(10 * self.multiplier_scale * slack, softness, kappa=0.0), None, lower.y)
 
     def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
         """Return the smoothed point at x, started from a near one."""
@@ -78,9 +78,9 @@ class CentralPath(Learning):
 
     def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Barrier]:
         """Return where the next stage starts, and its smoothing."""
-        # Where x0 hardly touched its rows, the forces met on the way are the better scale.
-        grown = float(np.clip(np.quantile(point.force[self.inequality], 0.9) / self.force, 1.0, 10.0))
-        self.force *= grown
+        # Where hardly any row was active at x0, the multipliers met on the way are the better scale.
+        grown = float(np.clip(np.quantile(point.multiplier[self.inequality], 0.9) / self.multiplier_scale, 1.0, 10.0))
+        self.multiplier_scale *= grown
         return point, dataclasses.replace(stiff.smoothing, barrier=grown * stiff.smoothing.barrier)
 
     def refit(self, point: SmoothPoint) -> SmoothPoint | None:
@@ -95,13 +95,13 @@ class CentralPath(Learning):
         self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint | None, y: np.ndarray
     ) -> SmoothPoint | None:
         model, rows, derivatives = self.model, self.model.rows, self.model.flat.lower_derivatives
-        start = None if warm is None else (warm.force, warm.state.slack)
-        force = np.zeros(rows.count) if warm is None else warm.force
+        start = None if warm is None else (warm.multiplier, warm.state.slack)
+        multiplier = np.zeros(rows.count) if warm is None else warm.multiplier
         y = model.domain.enter(y)
         here = derivatives(x, y, proven=False)  # the answer is: at its end
         for _ in range(_MAX_NEWTON):
             try:
-                expansion = model.expand(here, y, force)
+                expansion = model.expand(here, y, multiplier)
             except (FloatingPointError, np.linalg.LinAlgError):
                 return None
             gradient = model.gradient(y, here)
@@ -120,22 +120,22 @@ class CentralPath(Learning):
                 if central is None:
                     return None
                 centred = central
-            force, slack = centred
-            step = free_step - expansion.inverse_rows @ force
+            multiplier, slack = centred
+            step = free_step - expansion.inverse_rows @ multiplier
             for length in 0.5 ** np.arange(_MAX_HALVINGS):
                 target = model.domain.bent(y, length * step, CAUTIOUS)
                 there = derivatives(x, target)
-                residual = model.gradient(target, there) + rows.normals(target).T @ force
+                residual = model.gradient(target, there) + rows.normals(target).T @ multiplier
                 if np.isfinite(residual).all():
                     break
             else:
                 return None
             # Affine rows are as predicted; balls are so in the end only.
-            off = rows.values(x, target) - smoothing.softness * force + slack if rows.balls else np.zeros(0)
-            small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(force).max(initial=0.0))
+            off = rows.values(x, target) - smoothing.softness * multiplier + slack if rows.balls else np.zeros(0)
+            small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(multiplier).max(initial=0.0))
             exact = length == 1.0 and not model.domain.leaves(y, step)
             if exact and np.abs(residual).max(initial=0.0) <= small and np.abs(off).max(initial=0.0) <= 1e-8:
-                return self._finish(x, target, model.expand(there, target, force), force, slack, smoothing)
+                return self._finish(x, target, model.expand(there, target, multiplier), multiplier, slack, smoothing)
             y, start, here = target, centred, there
         return None
 
@@ -144,7 +144,7 @@ class CentralPath(Learning):
         x: np.ndarray,
         y: np.ndarray,
         expansion: Expansion,
-        force: np.ndarray,
+        multiplier: np.ndarray,
         slack: np.ndarray,
         smoothing: Barrier,
     ) -> SmoothPoint | None:
@@ -157,14 +157,14 @@ class CentralPath(Learning):
         gradient = f_x - expansion.mixed.T @ adjoint
         sensitivity = np.zeros(0)
         if rows.count:
-            ratio = np.where(rows.inequality, slack / np.where(rows.inequality, force, 1.0), 0.0)
+            ratio = np.where(rows.inequality, slack / np.where(rows.inequality, multiplier, 1.0), 0.0)
             system = lifted(expansion.compliance, smoothing.softness + ratio + 1e-14)
             sensitivity = solve_factored(factorise(system), price - expansion.rows @ adjoint)
             gradient = gradient + expansion.slope.T @ sensitivity
-        value += float(price @ force)
+        value += float(price @ multiplier)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return None
-        return SmoothPoint(x, y, force, value, gradient, smoothing, _State(slack, sensitivity))
+        return SmoothPoint(x, y, multiplier, value, gradient, smoothing, _State(slack, sensitivity))
 
 
 _MAX_NEWTON = 40

@@ -1,6 +1,7 @@
-"""Linear complementarity ``0 <= force _|_ free - compliance force <= 0``, exactly and on its central path.
+"""Linear complementarity problems ``0 <= multiplier _|_ free - compliance multiplier <= 0``.
 
-Quadratic programs look like this in the space of their rows: the lower level's own, and those of the exact descent.
+They are the duals of strictly convex quadratic programs: the lower level's own, and those of the exact descent. Solved
+exactly by active-set methods, or on the central path.
 """
 
 import numpy as np
@@ -11,33 +12,34 @@ from bilevax.solvers.default.cholesky import factorise_nearly, lifted, refined_s
 
 
 def solve_complementarity(
-    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, held: np.ndarray
+    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, active: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Solve ``0 <= force _|_ free - compliance force <= 0`` (equality rows: value 0, force free).
+    """Solve ``0 <= multiplier _|_ free - compliance multiplier <= 0`` (equality rows: value 0, multiplier of any sign).
 
-    A primal-dual active set from the rows ``held``; if it cycles, one row at a time, which is slower but sure.
+    A primal-dual active-set method started from the rows ``active``; if it cycles, the dual method, one row at a time.
+    Return the multipliers and the active rows, or None where the rows contradict each other.
     """
     if len(free) == 0:
         return np.zeros(0), np.zeros(0, bool)
     size = 1 + np.abs(free).max()
-    answer = _pivot(compliance, free, inequality, held, size)
-    return _one_by_one(compliance, free, inequality, held, size) if answer is None else answer
+    answer = _pivot(compliance, free, inequality, active, size)
+    return _one_by_one(compliance, free, inequality, active, size) if answer is None else answer
 
 
 def _one_by_one(
-    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, held: np.ndarray, size: float
+    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The dual active-set method of Goldfarb and Idnani: forces stay nonnegative, violated rows enter in turn.
+    """The dual active-set method of Goldfarb and Idnani: multipliers stay nonnegative, violated rows enter in turn.
 
     Dependent rows are exchanged by a ratio test, so any number of rows may be active at once.
     """
     rows = independent_rows(compliance, np.flatnonzero(~inequality))
-    rows = independent_rows(compliance, np.concatenate([rows, np.flatnonzero(held & inequality)]), kept=len(rows))
-    force = np.zeros(len(free))
+    rows = independent_rows(compliance, np.concatenate([rows, np.flatnonzero(active & inequality)]), kept=len(rows))
+    multiplier = np.zeros(len(free))
     while len(rows):
-        force[:] = 0.0
-        force[rows] = _solve_held(compliance, rows, free[rows])
-        negative = inequality[rows] & (force[rows] < 0)
+        multiplier[:] = 0.0
+        multiplier[rows] = _solve_active(compliance, rows, free[rows])
+        negative = inequality[rows] & (multiplier[rows] < 0)
         if not negative.any():
             break
         rows = rows[~negative]
@@ -45,25 +47,25 @@ def _one_by_one(
     for _ in range(20 * len(free) + 100):
         state = np.sort(rows).tobytes(), settled.tobytes()
         if state in seen:
-            return None  # forces follow from the rows: it would go round for ever
+            return None  # the active rows determine the multipliers: it would cycle
         seen.add(state)
-        value = free - compliance @ force
+        value = free - compliance @ multiplier
         value[rows] = 0.0
         value[settled] = 0.0
         entering = int(np.argmax(np.where(inequality, value, np.abs(value))))
         if np.where(inequality, value, np.abs(value))[entering] <= 1e-11 * size:
             mask = np.zeros(len(free), bool)
             mask[rows] = True
-            return force, mask | ~inequality
+            return multiplier, mask | ~inequality
         if not inequality[entering]:
             return None  # an equality that depends on others and contradicts them
         gap = value[entering]
         while True:
-            answer = _solve_held(compliance, rows, compliance[rows, entering])
+            answer = _solve_active(compliance, rows, compliance[rows, entering])
             give = compliance[entering, entering] - compliance[entering, rows] @ answer
             whole = gap / give if give > 1e-11 * compliance[entering, entering] + 1e-300 else np.inf
             fading = inequality[rows] & (answer > 1e-12)
-            ratios = np.where(fading, force[rows] / np.where(fading, answer, 1.0), np.inf)
+            ratios = np.where(fading, multiplier[rows] / np.where(fading, answer, 1.0), np.inf)
             leaving = int(np.argmin(ratios)) if len(rows) else -1
             step = min(whole, ratios[leaving]) if len(rows) else whole
             if not np.isfinite(step):
@@ -71,18 +73,18 @@ def _one_by_one(
                     return None  # the rows contradict each other: the lower level is infeasible
                 settled[entering] = True  # by no more than rounding: x lies on the border of feasibility
                 break
-            force[rows] -= step * answer
-            force[entering] += step
+            multiplier[rows] -= step * answer
+            multiplier[entering] += step
             gap -= step * max(give, 0.0)
             if whole <= step:
                 rows = np.append(rows, entering)
                 break
-            force[rows[leaving]] = 0.0
+            multiplier[rows[leaving]] = 0.0
             rows = np.delete(rows, leaving)
     return None
 
 
-def _solve_held(compliance: np.ndarray, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _solve_active(compliance: np.ndarray, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
     return solve_factored(factorise_nearly(compliance[np.ix_(rows, rows)]), right) if len(rows) else right
 
 
@@ -100,47 +102,47 @@ def independent_rows(compliance: np.ndarray, rows: np.ndarray, kept: int = 0) ->
 
 
 def _pivot(
-    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, held: np.ndarray, size: float
+    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
     stiffness = np.where(np.diag(compliance) > 1e-12, 1 / np.maximum(np.diag(compliance), 1e-12), 1.0)
     seen = set()
 
-    def pressed(held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        force = np.zeros(len(free))
-        if held.any():
+    def solve_on(active: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        multiplier = np.zeros(len(free))
+        if active.any():
             # Refined, since dependent rows leave a factor only approximately right.
-            force[held] = refined_solver(compliance[np.ix_(held, held)])(free[held])
-        value = free - compliance @ force
-        return force, value, held & inequality & (force < -1e-11 * (1 + np.abs(force).max()))
+            multiplier[active] = refined_solver(compliance[np.ix_(active, active)])(free[active])
+        value = free - compliance @ multiplier
+        return multiplier, value, active & inequality & (multiplier < -1e-11 * (1 + np.abs(multiplier).max()))
 
     for _ in range(_MAX_PIVOTS):
         try:
-            force, value, dropped = pressed(held)
-            added = ~held & (value > 1e-11 * size)
+            multiplier, value, dropped = solve_on(active)
+            added = ~active & (value > 1e-11 * size)
             finished = not (dropped.any() or added.any())
-            touched = held | (value > 1e-15 * size)
-            if finished and touched.sum() > held.sum():
-                # What is violated by next to nothing is held if it can be: Phi would show the difference on a kink.
-                closer = pressed(touched)
+            touched = active | (value > 1e-15 * size)
+            if finished and touched.sum() > active.sum():
+                # Rows violated by rounding become active if they can: on a kink Phi would show the difference.
+                closer = solve_on(touched)
                 if not closer[2].any() and closer[1].max() < value.max():
-                    (force, value, _), held = closer, touched
+                    (multiplier, value, _), active = closer, touched
         except np.linalg.LinAlgError:
             return None
         if finished:
-            consistent = np.abs(value[held]).max(initial=0.0) <= 1e-8 * size
-            return (np.where(inequality, np.maximum(force, 0.0), force), held) if consistent else None
-        key = held.tobytes()
+            consistent = np.abs(value[active]).max(initial=0.0) <= 1e-8 * size
+            return (np.where(inequality, np.maximum(multiplier, 0.0), multiplier), active) if consistent else None
+        key = active.tobytes()
         if key in seen:
             # Cycling: change only the worst row, as the simplex method would.
-            score = np.where(dropped, -force, 0.0) + np.where(added, value * stiffness, 0.0)
+            score = np.where(dropped, -multiplier, 0.0) + np.where(added, value * stiffness, 0.0)
             worst = np.argmax(score)
-            held = held.copy()
-            held[worst] = ~held[worst]
-            if held.tobytes() in seen:
+            active = active.copy()
+            active[worst] = ~active[worst]
+            if active.tobytes() in seen:
                 return None
         else:
             seen.add(key)
-            held = (held & ~dropped) | added
+            active = (active & ~dropped) | added
     return None
 
 
@@ -152,9 +154,9 @@ def centre(
     softness: float,
     start: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (force, slack) on the central path of the softened complementarity problem.
+    """Return (multiplier, slack) on the central path of the softened complementarity problem.
 
-        free - (compliance + softness) force + slack = 0,   force * slack = barrier,   both positive,
+        free - (compliance + softness) multiplier + slack = 0,   multiplier * slack = barrier,   both positive,
 
     the first ``equalities`` rows without slack. With ``softness > 0`` it exists for every ``free``, feasible or not.
     """
@@ -162,37 +164,37 @@ def centre(
     scale = 1 + np.abs(free).max()
     if start is None:
         pressure = max(np.abs(free).max() / (softness + np.diag(compliance).mean() + 1e-300), np.sqrt(barrier))
-        force, slack = np.zeros(len(free)), np.zeros(len(free))
-        force[one_sided], slack[one_sided] = pressure, np.maximum(-free[one_sided], scale)
+        multiplier, slack = np.zeros(len(free)), np.zeros(len(free))
+        multiplier[one_sided], slack[one_sided] = pressure, np.maximum(-free[one_sided], scale)
     else:
-        force, slack = (part.copy() for part in start)
-        for part in (force, slack):
+        multiplier, slack = (part.copy() for part in start)
+        for part in (multiplier, slack):
             part[one_sided] = np.maximum(part[one_sided], 1e-3 * np.sqrt(barrier))
     length = 1.0
     for _ in range(_MAX_CENTRING):
         clock.check()
-        pressed, room = force[one_sided], slack[one_sided]
-        residual = free - matrix @ force + slack
-        product = pressed * room
+        u, s = multiplier[one_sided], slack[one_sided]  # of the inequality rows
+        residual = free - matrix @ multiplier + slack
+        product = u * s
         off = np.abs(product - barrier).max(initial=0.0)
         # A slack that is a difference of large numbers is known to rounding only.
-        rounding = 1e-13 * scale * np.abs(force).max()
+        rounding = 1e-13 * scale * np.abs(multiplier).max()
         if np.abs(residual).max() <= 1e-9 * scale + rounding and off <= 1e-5 * barrier + rounding:
-            return force, slack
+            return multiplier, slack
         # After a short step the point is too close to the boundary: centre before going on.
         average = product.sum() / max(len(product), 1)
         aim = max(barrier, (0.1 if length > 0.3 else 1.0) * average)
         diagonal = np.full(len(free), 1e-14 * scale)
-        diagonal[one_sided] += room / pressed
-        residual[one_sided] += aim / pressed - room
-        _, step_force, failed = lapack.dposv(lifted(matrix, diagonal).T, residual, overwrite_a=True)
-        if failed or not np.isfinite(step_force).all():
+        diagonal[one_sided] += s / u
+        residual[one_sided] += aim / u - s
+        _, step_multiplier, failed = lapack.dposv(lifted(matrix, diagonal).T, residual, overwrite_a=True)
+        if failed or not np.isfinite(step_multiplier).all():
             return None
         step_slack = np.zeros(len(free))
-        step_slack[one_sided] = (aim - product - room * step_force[one_sided]) / pressed
-        shrinking = np.concatenate([step_force[one_sided] / pressed, step_slack[one_sided] / room])
+        step_slack[one_sided] = (aim - product - s * step_multiplier[one_sided]) / u
+        shrinking = np.concatenate([step_multiplier[one_sided] / u, step_slack[one_sided] / s])
         length = min(1.0, 0.995 / max(-shrinking.min(initial=0.0), 1e-300))
-        force, slack = force + length * step_force, slack + length * step_slack
+        multiplier, slack = multiplier + length * step_multiplier, slack + length * step_slack
     return None
 
 

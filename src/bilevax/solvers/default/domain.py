@@ -50,20 +50,20 @@ class Domain:
 
         For an entropy that is where Newton's method wants to go. They shrink by a factor exp(``most``) at most.
         """
-        room = np.where(step < 0, y - self.low, self.high - y)
-        shrunk = np.flatnonzero(np.abs(step) > 0.5 * room)
-        left = np.maximum(room[shrunk] * np.exp(-np.minimum(np.abs(step[shrunk]) / room[shrunk], most)), _LEAST)
+        slack = np.where(step < 0, y - self.low, self.high - y)
+        shrunk = np.flatnonzero(np.abs(step) > 0.5 * slack)
+        left = np.maximum(slack[shrunk] * np.exp(-np.minimum(np.abs(step[shrunk]) / slack[shrunk], most)), _LEAST)
         end = y + step
         end[shrunk] = np.where(step[shrunk] < 0, self.low[shrunk] + left, self.high[shrunk] - left)
         return end
 
-    def kept_from(self, y: np.ndarray, force: np.ndarray) -> np.ndarray:
-        """Return the force on each entry without what pushes those still closer that are as close as numbers go."""
-        stopped = ((y - self.low <= _LEAST) & (force > 0)) | ((self.high - y <= _LEAST) & (force < 0))
-        return np.where(stopped, 0.0, force)
+    def kept_from(self, y: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """Return the Lagrangian's gradient without the entries whose y is as close to its border as numbers go."""
+        stopped = ((y - self.low <= _LEAST) & (gradient > 0)) | ((self.high - y <= _LEAST) & (gradient < 0))
+        return np.where(stopped, 0.0, gradient)
 
 
-_LEAST = 1e-100
+_LEAST = 1e-100  # the least distance from a border
 
 
 def no_domain(size: int) -> Domain:
@@ -93,7 +93,7 @@ def find_domain(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Domain:
     return Domain(found[0], found[1], centre)
 
 
-_MANY = 100
+_MANY = 100  # bounds up to which each is looked at alone
 
 
 def _infinite(slope, centre: np.ndarray, bound: np.ndarray, sign: float, candidates: np.ndarray) -> np.ndarray:

@@ -271,7 +271,7 @@ class PairOracle(Learning):
         return SmoothPoint(
             x=x,
             y=0.5 * (y[0] + y[1]),
-            force=np.abs(force[:, self.inequality]).ravel(),
+            multiplier=np.abs(force[:, self.inequality]).ravel(),
             value=float(solved.value),
             gradient=gradient,
             smoothing=smoothing,

@@ -1,9 +1,9 @@
 """The lower level by an interior point on its sparse KKT system: for large sparse problems and merely convex g.
 
-Variables keep their bounds by barriers, rows carry a slack, a force and a softness:
+Bounds of y have barriers with the multipliers ``below`` and ``above``; rows have a slack, a multiplier, a softness:
 
-    grad_y g + A' force - below + above = 0,      A y + B x - c + slack = softness * force,
-    force * slack = below * (y - low) = above * (high - y) = barrier.
+    grad_y g + A' multiplier - below + above = 0,      A y + B x - c + slack = softness * multiplier,
+    multiplier * slack = below * (y - low) = above * (high - y) = barrier.
 
 With ``softness > 0`` it has an answer for every x, unique and smooth in x; both numbers near zero make it the exact
 lower level. Newton's method needs one factorisation of the quasi-definite matrix
@@ -33,7 +33,7 @@ class InteriorPoint:
 
     x: np.ndarray
     y: np.ndarray
-    force: np.ndarray
+    multiplier: np.ndarray
     slack: np.ndarray
     below: np.ndarray
     above: np.ndarray
@@ -42,9 +42,9 @@ class InteriorPoint:
 
 
 class InteriorState(NamedTuple):
-    """The size of the forces, and the shift of K's diagonal that the last solve needed."""
+    """The typical multiplier, and the shift of K's diagonal that the last solve needed."""
 
-    pull: float
+    multiplier_scale: float
     shift: float
 
 
@@ -80,9 +80,9 @@ class InteriorLower(Learning):
         # A variable with coinciding bounds has no interior: an equality in all but name.
         self.fixed = self.low == self.high
         self.has_low, self.has_high = (np.isfinite(side) & ~self.fixed for side in (self.low, self.high))
-        room = float(np.median(np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0)))
-        self.room = max(room, 1e-3)
-        self.pull = 1.0
+        width = float(np.median(np.where(np.isfinite(self.high - self.low), self.high - self.low, 1.0)))
+        self.slack_scale = max(width, 1e-3)  # the typical slack; `multiplier_scale` is the typical multiplier
+        self.multiplier_scale = 1.0
         self._solver: qdldl.Solver | None = None
         self._seconds = 0.0  # that the last factorisation took
         self.shift = _SHIFTS[0]
@@ -90,52 +90,52 @@ class InteriorLower(Learning):
         self._blocks: tuple[sp.csc_matrix, np.ndarray, np.ndarray] | None = None
 
     def start(self, x: np.ndarray, y: np.ndarray | None = None) -> InteriorPoint:
-        """Return a first point: well inside the bounds, all forces alike."""
+        """Return a first point: well inside the bounds, all multipliers alike."""
         y = self.flat.y_rows.well_inside(np.zeros(self.flat.n_y) if y is None else y)
         gradient = np.abs(self.flat.gradients("lower", x, y)[1])
-        # Near the minimiser of g the gradient says nothing of the forces to come; what bends it over the room does.
-        bend = self.room * float(np.median(self.flat.hessian("lower", "y", "y", x, y).diagonal()))
-        self.pull = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), bend, 1e-6)
-        slack = np.maximum(self.c - self.A @ y - self.B @ x, self.room)
-        forces = np.full(len(y), self.pull)
+        # Near the minimiser of g the gradient says nothing of the multipliers to come; its change over a slack does.
+        bend = self.slack_scale * float(np.median(self.flat.hessian("lower", "y", "y", x, y).diagonal()))
+        self.multiplier_scale = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), bend, 1e-6)
+        slack = np.maximum(self.c - self.A @ y - self.B @ x, self.slack_scale)
+        alike = np.full(len(y), self.multiplier_scale)
         return InteriorPoint(
             x=x,
             y=y,
-            force=np.where(self.inequality, self.pull, 0.0),
+            multiplier=np.where(self.inequality, self.multiplier_scale, 0.0),
             slack=np.where(self.inequality, slack, 0.0),
-            below=np.where(self.has_low, forces, 0.0),
-            above=np.where(self.has_high, forces, 0.0),
-            barrier=self.pull * self.room,
-            softness=self.room / self.pull,
+            below=np.where(self.has_low, alike, 0.0),
+            above=np.where(self.has_high, alike, 0.0),
+            barrier=self.multiplier_scale * self.slack_scale,
+            softness=self.slack_scale / self.multiplier_scale,
         )
 
-    def forces(self, multipliers: np.ndarray) -> np.ndarray:
-        """Return the forces on these rows for multipliers of the coupled rows; rows of Y alone get none."""
+    def on_rows(self, multipliers: np.ndarray) -> np.ndarray:
+        """Return the multipliers of these rows, given those of the coupling's rows; 0 for rows of Y."""
         known = np.append(multipliers, np.zeros(max(self._origin.max(initial=0) + 1 - len(multipliers), 0)))
-        force = self._unit * known[self._origin]
-        return np.where(self.inequality, np.maximum(force, 0.0), force)
+        multiplier = self._unit * known[self._origin]
+        return np.where(self.inequality, np.maximum(multiplier, 0.0), multiplier)
 
-    def rooms(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def bound_slacks(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the distances of y from its bounds, 1 where there is none."""
         return np.where(self.has_low, y - self.low, 1.0), np.where(self.has_high, self.high - y, 1.0)
 
     def moved(self, point: InteriorPoint, x: np.ndarray, step: np.ndarray) -> InteriorPoint:
-        """Return the point after a step of y and the forces, kept inside; the rest follows from the barrier."""
+        """Return the point after a step of y and the multipliers, kept inside; the rest follows from the barrier."""
         along, pushed = step[: self.flat.n_y], step[self.flat.n_y :]
-        room_low, room_high = self.rooms(point.y)
-        along = np.where(self.has_low, np.maximum(along, -_MOST_OF_THE_WAY * room_low), along)
-        along = np.where(self.has_high, np.minimum(along, _MOST_OF_THE_WAY * room_high), along)
-        pushed = np.where(self.inequality, np.maximum(pushed, -_MOST_OF_THE_WAY * point.force), pushed)
-        y, force = point.y + along, point.force + pushed
-        room_low, room_high = self.rooms(y)
+        slack_low, slack_high = self.bound_slacks(point.y)
+        along = np.where(self.has_low, np.maximum(along, -_MOST_OF_THE_WAY * slack_low), along)
+        along = np.where(self.has_high, np.minimum(along, _MOST_OF_THE_WAY * slack_high), along)
+        pushed = np.where(self.inequality, np.maximum(pushed, -_MOST_OF_THE_WAY * point.multiplier), pushed)
+        y, multiplier = point.y + along, point.multiplier + pushed
+        slack_low, slack_high = self.bound_slacks(y)
         return dataclasses.replace(
             point,
             x=x,
             y=y,
-            force=force,
-            slack=np.where(self.inequality, point.barrier / np.where(self.inequality, force, 1.0), 0.0),
-            below=np.where(self.has_low, point.barrier / room_low, 0.0),
-            above=np.where(self.has_high, point.barrier / room_high, 0.0),
+            multiplier=multiplier,
+            slack=np.where(self.inequality, point.barrier / np.where(self.inequality, multiplier, 1.0), 0.0),
+            below=np.where(self.has_low, point.barrier / slack_low, 0.0),
+            above=np.where(self.has_high, point.barrier / slack_high, 0.0),
         )
 
     def solve(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
@@ -152,18 +152,24 @@ class InteriorLower(Learning):
     @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a failure shows in its numbers, and returns None
     def _newton(self, x: np.ndarray, barrier: float, softness: float, warm: InteriorPoint) -> InteriorPoint | None:
         flat, inequality = self.flat, self.inequality
-        y, force, slack, below, above = (v.copy() for v in (warm.y, warm.force, warm.slack, warm.below, warm.above))
+        y, multiplier, slack, below, above = (
+            v.copy() for v in (warm.y, warm.multiplier, warm.slack, warm.below, warm.above)
+        )
         shift, length = self.B @ x - self.c, 1.0
         tolerance = 1 + np.abs(shift).max(initial=0.0)
         for _ in range(_MAX_NEWTON):
             clock.check()
             gradient = flat.gradients("lower", x, y)[1]
-            dual = gradient + self.A.T @ force - below + above
+            dual = gradient + self.A.T @ multiplier - below + above
             dual[self.fixed] = 0.0
-            primal = self.A @ y + shift - softness * force + slack
-            room_low, room_high = self.rooms(y)
+            primal = self.A @ y + shift - softness * multiplier + slack
+            slack_low, slack_high = self.bound_slacks(y)
             products = np.concatenate(
-                [(below * room_low)[self.has_low], (above * room_high)[self.has_high], (force * slack)[inequality]]
+                [
+                    (below * slack_low)[self.has_low],
+                    (above * slack_high)[self.has_high],
+                    (multiplier * slack)[inequality],
+                ]
             )
             size = 1 + np.abs(gradient).max(initial=0.0)
             if not (np.isfinite(size) and np.isfinite(dual).all()):
@@ -173,47 +179,50 @@ class InteriorLower(Learning):
                 and np.abs(primal).max(initial=0.0) <= 1e-10 * tolerance
                 and np.abs(products - barrier).max(initial=0.0) <= 1e-3 * barrier + 1e-16 * size
             ):
-                return InteriorPoint(x, y, force, slack, below, above, barrier, softness)
+                return InteriorPoint(x, y, multiplier, slack, below, above, barrier, softness)
             # After a short step the point is too close to the boundary: centre before going on.
             aim = max(barrier, (0.1 if length > 0.3 else 1.0) * float(products.mean())) if len(products) else barrier
-            pressed = np.where(inequality, force, 1.0)
-            self.factorise(x, y, below, above, np.where(inequality, slack / pressed, 0.0) + softness)
+            positive = np.where(inequality, multiplier, 1.0)
+            self.factorise(x, y, below, above, np.where(inequality, slack / positive, 0.0) + softness)
             step, pushed = self.back(
                 -dual
-                - np.where(self.has_low, below - aim / room_low, 0.0)
-                + np.where(self.has_high, above - aim / room_high, 0.0),
-                -primal - np.where(inequality, aim / pressed - slack, 0.0),
+                - np.where(self.has_low, below - aim / slack_low, 0.0)
+                + np.where(self.has_high, above - aim / slack_high, 0.0),
+                -primal - np.where(inequality, aim / positive - slack, 0.0),
             )
-            step_below = np.where(self.has_low, (aim - below * (room_low + step)) / room_low, 0.0)
-            step_above = np.where(self.has_high, (aim - above * (room_high - step)) / room_high, 0.0)
-            step_slack = np.where(inequality, (aim - slack * (force + pushed)) / pressed, 0.0)
+            step_below = np.where(self.has_low, (aim - below * (slack_low + step)) / slack_low, 0.0)
+            step_above = np.where(self.has_high, (aim - above * (slack_high - step)) / slack_high, 0.0)
+            step_slack = np.where(inequality, (aim - slack * (multiplier + pushed)) / positive, 0.0)
             length = min(
-                _reach(room_low, step, self.has_low),
-                _reach(room_high, -step, self.has_high),
+                _reach(slack_low, step, self.has_low),
+                _reach(slack_high, -step, self.has_high),
                 _reach(below, step_below, self.has_low),
                 _reach(above, step_above, self.has_high),
                 _reach(slack, step_slack, inequality),
-                _reach(force, pushed, inequality),
+                _reach(multiplier, pushed, inequality),
             )
-            y, force, slack = y + length * step, force + length * pushed, slack + length * step_slack
+            y, multiplier, slack = y + length * step, multiplier + length * pushed, slack + length * step_slack
             below, above = below + length * step_below, above + length * step_above
         return None
 
     def factorise(self, x: np.ndarray, y: np.ndarray, below: np.ndarray, above: np.ndarray, give: np.ndarray) -> None:
         """Factorise K with the rows' own compliance ``give``."""
-        room_low, room_high = self.rooms(y)
-        stiffness = np.where(self.has_low, below / room_low, 0.0) + np.where(self.has_high, above / room_high, 0.0)
+        slack_low, slack_high = self.bound_slacks(y)
+        stiffness = np.where(self.has_low, below / slack_low, 0.0) + np.where(self.has_high, above / slack_high, 0.0)
         self._factorise(x, y, stiffness + np.where(self.fixed, _RIGID, 0.0), give)
 
     def _factorise(self, x: np.ndarray, y: np.ndarray, stiffness: np.ndarray, give: np.ndarray) -> None:
-        stiffness = stiffness + _TRACE * self.pull / self.room
+        stiffness = stiffness + _TRACE * self.multiplier_scale / self.slack_scale
         hessian = self.flat.hessian("lower", "y", "y", x, y)
         if self._layout is None or not self._layout.fits(hessian):
             self._solver, self._layout = None, _Layout(hessian, self.A)
         self._blocks = hessian, stiffness, give
         # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular; refinement
         # takes it out again.
-        more = self.shift * self.pull / self.room, self.shift * self.room / self.pull
+        more = (
+            self.shift * self.multiplier_scale / self.slack_scale,
+            self.shift * self.slack_scale / self.multiplier_scale,
+        )
         half = self._layout.upper_half(hessian, np.concatenate([stiffness + more[0], -give - more[1]]))
         clock.check(self._seconds)
         began = time.monotonic()
@@ -298,10 +307,10 @@ class _Layout:
 _MAX_NEWTON = 120
 _MOST_OF_THE_WAY = 0.9
 _MAX_REFINEMENTS = 30
-_POOR = 1e-9
-_TRACE = 1e-10
-_RIGID = 1e20
-_SHIFTS = (1e-13, 1e-8)
+_POOR = 1e-9  # a residual from which on solutions with K are refined
+_TRACE = 1e-10  # of curvature, so that K is quasi-definite for merely convex g
+_RIGID = 1e20  # the stiffness of a variable whose bounds coincide
+_SHIFTS = (1e-13, 1e-8)  # of K's diagonal, taken out by refinement: the second where the first fails
 
 
 def _independent(rows: sp.csr_matrix) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Exact descent in (x, y, force) together: for large sparse problems and merely convex lower levels.
+"""Exact descent in (x, y, multiplier) together: for large sparse problems and merely convex lower levels.
 
-A step minimises a model of f under the conditions of a piece, linearised, x + dx in X and in a trust region. Undecided
-rows may at first press and open at once; the step branches on those that do. Its end is brought back to the piece.
-Where nothing descends any more, `other_forces` shows what else can open.
+A step minimises a quadratic model of f under the linearised conditions of a piece (see `joint_point`), x + dx in X and
+in a trust region. Biactive rows may at first have slack and multiplier at once, a relaxation; the step branches on
+those that do. Its end is brought back to the piece. Where nothing descends any more, the step is tried with
+`other_multipliers` of the same point.
 """
 
 import dataclasses
@@ -15,8 +16,16 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_point import NEAR, UNDECIDED, JointPoint, Sides, classify, conditions, restore
-from bilevax.solvers.default.other_forces import other_forces
+from bilevax.solvers.default.joint_point import (
+    BIACTIVE,
+    BIACTIVE_MARGIN,
+    JointPoint,
+    Sides,
+    classify,
+    conditions,
+    restore,
+)
+from bilevax.solvers.default.other_multipliers import other_multipliers
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_sparse_qp
 from bilevax.solvers.default.relaxation import convexified
 
@@ -31,9 +40,9 @@ def joint_descent(
         last_look, size = crawled == _MAX_CRAWL, 1 + abs(point.value)
         worth, none = 1e-5 * rtol * size, _EPSILON * size
         look = functools.partial(_look, lower, upper, point, adjoint * curved, radius, drag, rtol, worth * last_look)
-        seen = look([] if last_look else [(point, classify(lower, point, margin)) for margin in (NEAR, 0.0)])
+        seen = look([] if last_look else [(point, classify(lower, point, margin)) for margin in (BIACTIVE_MARGIN, 0.0)])
         if seen.found is None and seen.promise <= none and seen.settled:
-            seen = look((other, classify(lower, other, NEAR)) for other in other_forces(lower, point))
+            seen = look((other, classify(lower, other, BIACTIVE_MARGIN)) for other in other_multipliers(lower, point))
         if seen.found is not None:
             length = np.abs(seen.found.x - point.x).max(initial=0.0)
             gain = point.value - seen.found.value
@@ -50,7 +59,7 @@ def joint_descent(
         if last_look or drag >= _MOST_DRAG or (seen.promise <= none and (seen.settled or drag >= 1.0)):
             yield from _polished(lower, upper, point, adjoint, radius)
             return
-        # The model was wrong, or its program too flat to be solved well: bend it, hold it back, shorten it.
+        # The model was wrong, or its program too flat to be solved well: change curvature, proximal weight and radius.
         curved, drag, radius, failed = not curved, 10 * drag, radius if not curved else 0.5 * radius, True
 
 
@@ -58,7 +67,7 @@ def _polished(
     lower: InteriorLower, upper: UpperSet, point: JointPoint, adjoint: np.ndarray, radius: float
 ) -> Iterator[JointPoint]:
     """Yield where the model's last step leads, if f is the same there: it cannot tell digits that its slope can."""
-    step = _step(lower, upper, point, classify(lower, point, NEAR), adjoint, radius, _LEAST_DRAG)
+    step = _step(lower, upper, point, classify(lower, point, BIACTIVE_MARGIN), adjoint, radius, _LEAST_DRAG)
     if step is not None and abs(step.predicted) <= _EPSILON * (1 + abs(point.value)):
         trial = restore(lower, upper, step.point, step.sides)
         if trial is not None and trial.value <= point.value + _EPSILON * (1 + abs(point.value)):
@@ -67,7 +76,7 @@ def _polished(
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """What was seen of a point: a better one and its adjoint, what decrease was promised, whether all was settled."""
+    """A better point with its adjoint, if found; the largest predicted decrease; whether all programs were solved."""
 
     found: JointPoint | None
     adjoint: np.ndarray
@@ -86,7 +95,7 @@ def _look(
     least: float,
     readings: Iterable[tuple[JointPoint, Sides]],
 ) -> _Look:
-    """Try a step from each reading of the point, its forces and sides, until one leads to a better point.
+    """Try a step from each reading of the point (its multipliers and sides) until one leads to a better point.
 
     Steps that promise no more than ``least`` do not count.
     """
@@ -113,9 +122,9 @@ def _look(
     return _Look(None, adjoint, promise, settled)
 
 
-_EPSILON, _ROUNDING = 1e-11, 1e-15
-_MAX_CRAWL = 3
-# The pull back to the point, of x and y and, a hundred times weaker, of the forces: a tenth of it after each success.
+_EPSILON, _ROUNDING = 1e-11, 1e-15  # decreases of f, relative, that count as none, and that cannot be told
+_MAX_CRAWL = 3  # steps in a row that gain next to nothing
+# The proximal weight on x and y and, a hundred times smaller, on the multipliers: a tenth of it after each success.
 _FIRST_DRAG, _LEAST_DRAG, _MOST_DRAG = 1e-2, 1e-6, 1e3
 
 
@@ -138,15 +147,15 @@ def _step(
     radius: float,
     drag: float,
 ) -> _Solved | None:
-    """Return the model's best step on one piece, found by branching on the undecided rows.
+    """Return the model's best step on one piece, found by branching on the biactive rows.
 
-    A program with undecided rows bounds what its pieces promise. Where rows press and open at once, they are all
-    decided by what they do more; and, lest that leads nowhere, the worst of them alone the other way.
+    A program with biactive rows bounds what its pieces promise. Where rows have slack and multiplier at once, two
+    branches follow: all of them on the side of the larger of the two, or the worst of them alone on the other side.
     """
     flat, x, y = lower.flat, point.x, point.y
     gradient = np.concatenate(flat.gradients("upper", x, y))
     model, _ = convexified(flat.lagrangian_hessian(x, y, adjoint))
-    model = model + sp.diags(drag * _sizes(gradient, model.diagonal(), flat.n_x) / lower.room)
+    model = model + sp.diags(drag * _sizes(gradient, model.diagonal(), flat.n_x) / lower.slack_scale)
     best, promise, branches, order = None, np.inf, [(-np.inf, 0, sides)], itertools.count(1)
     for _ in range(_MAX_BRANCHES):
         if not branches or (best is not None and best.predicted >= min(_ENOUGH * promise, -branches[0][0])):
@@ -160,8 +169,8 @@ def _step(
         most = max(part.max(initial=0.0) for part in torn.each)
         if most == 0.0 or promise <= _EPSILON * (1 + abs(point.value)):
             if best is None or solved.predicted > best.predicted:
-                undecided = Sides(*(side == UNDECIDED for side in tried.each))
-                best = dataclasses.replace(solved, sides=tried.where(undecided, now))
+                biactive = Sides(*(side == BIACTIVE for side in tried.each))
+                best = dataclasses.replace(solved, sides=tried.where(biactive, now))
             continue
         worst, opposite = Sides(*(part == most for part in torn.each)), Sides(*(-side for side in now.each))
         for chosen, decided in ((torn, now), (worst, opposite)):
@@ -179,25 +188,25 @@ def _sizes(gradient: np.ndarray, curvature: np.ndarray, n_x: int) -> np.ndarray:
 
 _SMALLEST_SHARE = 1e-4
 _MAX_BRANCHES = 8
-_ENOUGH = 0.3  # of what the undecided rows promise
+_ENOUGH = 0.3  # of what the biactive rows promise
 
 
 def _torn(lower: InteriorLower, point: JointPoint, sides: Sides) -> Sides:
-    """Return how far undecided rows and bounds have both force and room."""
-    room_low, room_high = lower.rooms(point.y)
+    """Return how far biactive rows and bounds have both multiplier and slack."""
+    slack_low, slack_high = lower.bound_slacks(point.y)
 
-    def both(side: np.ndarray, force: np.ndarray, room: np.ndarray) -> np.ndarray:
-        part = np.minimum(force / lower.pull, room / lower.room)
-        return np.where((side == UNDECIDED) & (part > _TORN), part, 0.0)
+    def both(side: np.ndarray, multiplier: np.ndarray, slack: np.ndarray) -> np.ndarray:
+        part = np.minimum(multiplier / lower.multiplier_scale, slack / lower.slack_scale)
+        return np.where((side == BIACTIVE) & (part > _TORN), part, 0.0)
 
     return Sides(
-        below=both(sides.below, point.reduced, room_low),
-        above=both(sides.above, -point.reduced, room_high),
-        rows=both(sides.rows, point.force, point.slack),
+        below=both(sides.below, point.reduced, slack_low),
+        above=both(sides.above, -point.reduced, slack_high),
+        rows=both(sides.rows, point.multiplier, point.slack),
     )
 
 
-_TORN = 1e-8
+_TORN = 1e-8  # slack and multiplier up to this, in natural units, are not both there
 
 
 def _program(
@@ -210,10 +219,10 @@ def _program(
     gradient: np.ndarray,
     drag: float,
 ) -> _Solved | None:
-    """Minimise ``gradient d + d model d / 2`` over d = (dx, dy) and the forces, which are dragged to those at hand."""
+    """Minimise ``gradient d + d model d / 2`` over d = (dx, dy) and the multipliers, the latter proximal."""
     piece = conditions(lower, upper, point, sides, radius)
     whole = sp.block_diag([model, drag * sp.eye(len(lower.c))], format="csc")[piece.moving][:, piece.moving]
-    linear = np.concatenate([gradient, -drag * point.force / lower.pull])[piece.moving]
+    linear = np.concatenate([gradient, -drag * point.multiplier / lower.multiplier_scale])[piece.moving]
     solved = solve_sparse_qp(whole, linear, piece.matrix, piece.low, piece.high)
     if solved is None:
         return None

@@ -1,17 +1,18 @@
 """The lower level in the space of its rows.
 
 With H the lower Hessian, all rows stacked in R (equalities first, then one-sided inequalities ``R y + N x <= c`` scaled
-to unit length), and y0 the point of expansion, the minimiser under multipliers ``force`` is
+to unit length), and y0 the point of expansion, the minimiser for given multipliers is
 
-    y = y_free - H^-1 R' force,       y_free = y0 - H^-1 grad_y g(x, y0),
+    y = y_free - H^-1 R' multiplier,       y_free = y0 - H^-1 grad_y g(x, y0),
 
-and the rows take the values ``R y + N x - c = free - S force`` with the compliance ``S = R H^-1 R'``. The lower level
-is then the linear complementarity problem ``0 <= force  _|_  free - S force <= 0`` in as many unknowns as there are
-rows, and x enters through ``slope = d free / dx = N - R H^-1 G`` alone. For quadratic g, H^-1 R', S and slope are
-computed once.
+and the rows take the values ``R y + N x - c = free - S multiplier`` with the compliance ``S = R H^-1 R'``. The lower
+level is then the linear complementarity problem ``0 <= multiplier  _|_  free - S multiplier <= 0`` in as many unknowns
+as there are rows, and x enters through ``slope = d free / dx = N - R H^-1 G`` alone. For quadratic g, H^-1 R', S and
+slope are computed once.
 
 A ball of Y is a row whose normal turns with y, ``(|y - center|^2 - radius^2) / (2 radius) <= 0``: linearised at y0, and
-its force bends the Lagrangian, so it adds to H. Bounds at which g's gradient is infinite are no rows: see `domain`.
+its multiplier adds to H, the Hessian of the Lagrangian. Bounds at which g's gradient is infinite are no rows: see
+`domain`.
 """
 
 import dataclasses
@@ -72,11 +73,11 @@ class StackedRows:
             ]
         return values
 
-    def curvature(self, force: np.ndarray) -> np.ndarray:
-        """Return what the forces on the balls add to the diagonal of the Hessian."""
+    def curvature(self, multiplier: np.ndarray) -> np.ndarray:
+        """Return what the multipliers on the balls add to the diagonal of the Hessian."""
         added = np.zeros(self.R.shape[1])
-        for pressed, ball in zip(force[len(force) - len(self.balls) :], self.balls, strict=True):
-            added[ball.index] += max(pressed, 0.0) / ball.radius
+        for part, ball in zip(multiplier[len(multiplier) - len(self.balls) :], self.balls, strict=True):
+            added[ball.index] += max(part, 0.0) / ball.radius
         return added
 
 
@@ -125,13 +126,13 @@ class Expansion:
 
 @dataclasses.dataclass(frozen=True)
 class LowerPoint:
-    """The exact lower level at x: its answer, the rows' values and forces, and the expansion there."""
+    """The exact lower level at x: its answer, the rows' values and multipliers, and the expansion there."""
 
     x: np.ndarray
     y: np.ndarray
-    force: np.ndarray
+    multiplier: np.ndarray
     value: np.ndarray
-    held: np.ndarray
+    active: np.ndarray
     expansion: Expansion
     violation: float
 
@@ -156,7 +157,7 @@ class LowerModel(Learning):
         self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
         self._in_rows: tuple[Expansion, sp.csc_matrix, np.ndarray] | None = None
 
-    def pressed(self, y: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+    def active_at(self, y: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
         """Return the rows active at an earlier answer, by the coupled rows' multipliers and the bounds y lies on."""
         rows, simple = self.flat.rows, self.simple
         image = simple.matrix @ y
@@ -169,14 +170,14 @@ class LowerModel(Learning):
         return np.concatenate([equal, at_upper[open_above], at_lower[open_below], np.array(on_balls, bool)])
 
     def value(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Return g, lifted by a trace of |y|^2 where it is merely convex: then y* is the smallest of its minimisers."""
+        """Return g, plus a small multiple of |y|^2 where it is merely convex: y* is then the least minimiser."""
         return self.flat.value("lower", x, y) + 0.5 * self.lift * float(y @ y)
 
     def gradient(self, y: np.ndarray, there: LowerDerivatives) -> np.ndarray:
         """Return the gradient of `value` in y."""
         return there.gradient + self.lift * y
 
-    def expand(self, there: LowerDerivatives, y: np.ndarray, force: np.ndarray) -> Expansion:
+    def expand(self, there: LowerDerivatives, y: np.ndarray, multiplier: np.ndarray) -> Expansion:
         """Return the model at a point, reusing the last where nothing of it has changed."""
         _, hessian, mixed = there
         balls = self.rows.balls
@@ -185,7 +186,7 @@ class LowerModel(Learning):
         if not (np.isfinite(hessian.data).all() and np.isfinite(mixed.data).all()):
             raise FloatingPointError("the lower objective has a second derivative that is not finite")
         if balls:
-            hessian = sp.csc_matrix(hessian + sp.diags(self.rows.curvature(force)))
+            hessian = sp.csc_matrix(hessian + sp.diags(self.rows.curvature(multiplier)))
         diagonal, mixed_dense, rows = hessian.diagonal(), mixed.toarray(), self.rows.normals(y)
         dense = None if hessian.nnz == np.count_nonzero(diagonal) == len(diagonal) else hessian.toarray()
         if self.lift == 0.0 and self._is_flat(diagonal, dense):
@@ -221,7 +222,7 @@ class LowerModel(Learning):
         return bool(np.linalg.eigvalsh(dense * np.outer(unit, unit))[0] < _FLAT)
 
     def in_rows(self, expansion: Expansion, matrix: sp.csc_matrix) -> np.ndarray:
-        """Return ``T' matrix T`` where ``T (d, force)`` is how (x, y) answers them; the last one is remembered."""
+        """Return ``T' matrix T`` where ``T (d, multiplier)`` is the change of (x, y); the last one is remembered."""
         if self._in_rows is None or self._in_rows[0] is not expansion or self._in_rows[1] is not matrix:
             n_x, array = self.flat.n_x, matrix.toarray()
             answer = -np.hstack([expansion.inverse_mixed, expansion.inverse_rows])
@@ -232,52 +233,54 @@ class LowerModel(Learning):
             self._in_rows = expansion, matrix, whole
         return self._in_rows[2]
 
-    def solve(self, x: np.ndarray, y: np.ndarray, held: np.ndarray | None = None) -> LowerPoint | None:
-        """Solve the lower level at x from the guess (y, held rows); None where it is infeasible or fails."""
+    def solve(self, x: np.ndarray, y: np.ndarray, active: np.ndarray | None = None) -> LowerPoint | None:
+        """Solve the lower level at x from the guess (y, active rows); None where it is infeasible or fails."""
         y = self.domain.enter(y)
         if not np.isfinite(self.flat.gradients("lower", x, y)[1]).all():
             y = self.domain.centre
-        held = ~self.rows.inequality if held is None else held | ~self.rows.inequality
-        point = self._newton(x, y, held, np.zeros(self.rows.count))
+        active = ~self.rows.inequality if active is None else active | ~self.rows.inequality
+        point = self._newton(x, y, active, np.zeros(self.rows.count))
         if point is None and self.rows.balls and (guess := self._by_cones(x, y)) is not None:
             point = self._newton(x, *guess)
         return point
 
-    def _newton(self, x: np.ndarray, y: np.ndarray, held: np.ndarray, force: np.ndarray) -> LowerPoint | None:
+    def _newton(self, x: np.ndarray, y: np.ndarray, active: np.ndarray, multiplier: np.ndarray) -> LowerPoint | None:
         rows, domain = self.rows, self.domain
         here, value = self.flat.lower_derivatives(x, y, proven=False), None  # the answer is: at its end
         answer, left = None, np.inf
         for _ in range(_MAX_NEWTON):
-            expansion = self.expand(here, y, force)  # decides whether g needs a lift
+            expansion = self.expand(here, y, multiplier)  # decides whether g needs a lift
             gradient = self.gradient(y, here)
             if not np.isfinite(gradient).all():
                 return answer
             free_step = -expansion.solve(gradient)
             free = rows.values(x, y) + expansion.rows @ free_step
-            solved = solve_complementarity(expansion.compliance, free, rows.inequality, held)
+            solved = solve_complementarity(expansion.compliance, free, rows.inequality, active)
             if solved is None and not rows.balls:
                 solved = self._interior(expansion, y + free_step, x)
             if solved is None:
                 return answer
-            force, held = solved
-            step = free_step - expansion.inverse_rows @ force
+            multiplier, active = solved
+            step = free_step - expansion.inverse_rows @ multiplier
             leaving = domain.leaves(y, step)
             target = domain.bent(y, step) if leaving else y + step
             there = self.flat.lower_derivatives(x, target)
-            residual = self._residual(x, target, there, force, held)
+            residual = self._residual(x, target, there, multiplier, active)
             # Newton's method goes on as long as it gains: what is left would show in small differences of Phi.
             if answer is not None and residual > 0.1 * left:
                 return answer
             if residual <= _ACCURATE:
                 values, left = rows.values(x, target), residual
                 worst = np.maximum(np.where(rows.inequality, values, np.abs(values)).max(initial=0.0), 0.0)
-                answer = LowerPoint(x, target, force, values, held, self.expand(there, target, force), float(worst))
+                answer = LowerPoint(
+                    x, target, multiplier, values, active, self.expand(there, target, multiplier), float(worst)
+                )
                 if residual <= _EXACT:
                     return answer
                 y, here, value = target, there, None
                 continue
             if leaving:
-                if not residual <= 0.9 * self._residual(x, y, here, force, held):
+                if not residual <= 0.9 * self._residual(x, y, here, multiplier, active):
                     target = domain.bent(y, step, CAUTIOUS)
                     there = self.flat.lower_derivatives(x, target)
                 if np.isfinite(there.gradient).all():
@@ -298,20 +301,20 @@ class LowerModel(Learning):
         return answer
 
     def _residual(
-        self, x: np.ndarray, y: np.ndarray, there: LowerDerivatives, force: np.ndarray, held: np.ndarray
+        self, x: np.ndarray, y: np.ndarray, there: LowerDerivatives, multiplier: np.ndarray, active: np.ndarray
     ) -> float:
-        """Return how far (y, force) is from the lower level's answer, relative; affine rows count where steps bend."""
+        """Return the relative KKT residual of (y, multiplier); rows count only where steps are not straight."""
         gradient = self.gradient(y, there)
-        left = self.domain.kept_from(y, gradient + self.rows.normals(y).T @ force)
-        scale = 1 + np.abs(gradient).max(initial=0.0) + np.abs(force).max(initial=0.0)
+        left = self.domain.kept_from(y, gradient + self.rows.normals(y).T @ multiplier)
+        scale = 1 + np.abs(gradient).max(initial=0.0) + np.abs(multiplier).max(initial=0.0)
         off = np.abs(left).max(initial=0.0) / scale
         if self.rows.balls or self.domain.bounded:
             values = self.rows.values(x, y)
-            off = max(off, np.abs(values[held]).max(initial=0.0), values[self.rows.inequality].max(initial=0.0))
+            off = max(off, np.abs(values[active]).max(initial=0.0), values[self.rows.inequality].max(initial=0.0))
         return float(off) if np.isfinite(off) else np.inf
 
     def _by_cones(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return (y, held, force) near the answer by programs that know the balls as such: slower, but sure."""
+        """Return (y, active, multiplier) near the answer by second-order cone programs: slower, but reliable."""
         rows, linear = self.rows, self.rows.count - len(self.rows.balls)
         upper = (rows.c - rows.N @ x)[:linear]
         lower = np.where(rows.inequality[:linear], -np.inf, upper)
@@ -334,18 +337,18 @@ class LowerModel(Learning):
             if np.abs(step).max(initial=0.0) <= 1e-6 * (1 + np.abs(y).max(initial=0.0)):
                 break
         values = rows.values(x, y)
-        held = ~rows.inequality | (values >= -1e-7 * (1 + np.abs(y).max(initial=0.0)))
-        bounds = (np.where(rows.inequality[held], 0.0, -np.inf), np.inf)
-        force = np.zeros(rows.count)
-        if held.any():
+        active = ~rows.inequality | (values >= -1e-7 * (1 + np.abs(y).max(initial=0.0)))
+        bounds = (np.where(rows.inequality[active], 0.0, -np.inf), np.inf)
+        multiplier = np.zeros(rows.count)
+        if active.any():
             gradient = self.gradient(y, self.flat.lower_derivatives(x, y))
-            force[held] = lsq_linear(rows.normals(y)[held].T, -gradient, bounds, method="bvls", tol=1e-14).x
-        return y, held & (~rows.inequality | (force > 0)), force
+            multiplier[active] = lsq_linear(rows.normals(y)[active].T, -gradient, bounds, method="bvls", tol=1e-14).x
+        return y, active & (~rows.inequality | (multiplier > 0)), multiplier
 
     def _interior(
         self, expansion: Expansion, free_y: np.ndarray, x: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (force, held) of the quadratic model by an interior point: for degenerate rows where pivots cycle."""
+        """Return (multiplier, active) of the quadratic model by an interior point, where pivots cycle."""
         rows = self.rows
         hessian = sp.csc_matrix(expansion.hessian + self.lift * sp.eye(len(free_y)))
         upper = rows.c - rows.N @ x
@@ -353,11 +356,11 @@ class LowerModel(Learning):
         y = solve_qp(hessian, -(hessian @ free_y), sp.csr_matrix(rows.R), lower, upper)
         if y is None:
             return None
-        held = ~rows.inequality | (rows.R @ y - upper >= -1e-8 * (1 + np.abs(upper).max(initial=0.0)))
-        bounds = (np.where(rows.inequality[held], 0.0, -np.inf), np.inf)
-        force = np.zeros(rows.count)
-        force[held] = lsq_linear(rows.R[held].T, hessian @ (free_y - y), bounds, method="bvls", tol=1e-14).x
-        return force, held
+        active = ~rows.inequality | (rows.R @ y - upper >= -1e-8 * (1 + np.abs(upper).max(initial=0.0)))
+        bounds = (np.where(rows.inequality[active], 0.0, -np.inf), np.inf)
+        multiplier = np.zeros(rows.count)
+        multiplier[active] = lsq_linear(rows.R[active].T, hessian @ (free_y - y), bounds, method="bvls", tol=1e-14).x
+        return multiplier, active
 
 
 # Curvature below _FLAT of the largest counts as none, and is replaced by _LIFT of the largest.

@@ -1,10 +1,11 @@
 """Exact descent on the pieces of Phi: a trust-region SQP that knows the kinks.
 
-At an exact lower-level point some rows are *held* (positive force), some *undecided* (value and force both zero: x lies
-on a kink), the rest open. Rows being affine, a step d of x and forces on the undecided rows predict every row's value
-and every held row's force by linear functions. The step minimises a quadratic model of f under those predictions: open
-rows stay below zero, held forces above, undecided rows may do either. If the model uses an undecided row both ways at
-once, the row is put on a side and the model solved again. Exact evaluation of Phi decides whether a step is taken.
+At an exact lower-level point a row is *strongly active* (positive multiplier), *biactive* (slack and multiplier both
+zero: x lies on a kink) or inactive. A step d of x and a change theta of the biactive rows' multipliers predict the
+value of every row and the multiplier of every strongly active one, by linear functions. The step minimises a quadratic
+model of f under those predictions: rows stay feasible, multipliers nonnegative. A biactive row may have slack and a
+multiplier at once in this model, which relaxes complementarity; where it does, it is put on one side and the model
+solved again. The exact value of Phi decides whether a step is taken.
 """
 
 import dataclasses
@@ -28,27 +29,27 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """Rows and objective as linear functions of a step d of x and changes theta of the forces on the undecided rows.
+    """Rows and objective as functions of a step d of x and a change theta of the biactive rows' multipliers.
 
-    rows not held:  value + value_x d - value_theta theta
-    held forces:    force + force_x d - force_theta theta
+    other rows:          value + value_x d - value_theta theta
+    active multipliers:  multiplier + multiplier_x d - multiplier_theta theta
     """
 
-    held: np.ndarray
-    undecided: np.ndarray
+    active: np.ndarray
+    biactive: np.ndarray
     value_x: np.ndarray
     value_theta: np.ndarray
-    force_x: np.ndarray
-    force_theta: np.ndarray
+    multiplier_x: np.ndarray
+    multiplier_theta: np.ndarray
     gradient_x: np.ndarray
     gradient_theta: np.ndarray
     hessian: np.ndarray
 
 
-def evaluate_exactly(model: LowerModel, x: np.ndarray, y: np.ndarray, held: np.ndarray | None) -> Evaluated | None:
+def evaluate_exactly(model: LowerModel, x: np.ndarray, y: np.ndarray, active: np.ndarray | None) -> Evaluated | None:
     """Return Phi at x, or None where the lower level is infeasible."""
     try:
-        lower = model.solve(x, y, held)
+        lower = model.solve(x, y, active)
     except (FloatingPointError, np.linalg.LinAlgError):
         return None
     if lower is None or lower.violation > 1e-8 * (1 + np.abs(lower.y).max(initial=0.0)):
@@ -57,31 +58,31 @@ def evaluate_exactly(model: LowerModel, x: np.ndarray, y: np.ndarray, held: np.n
     return Evaluated(lower, value) if np.isfinite(value) else None
 
 
-def reduce(model: LowerModel, lower: LowerPoint, held: np.ndarray, undecided: np.ndarray) -> Reduction:
-    """Eliminate y and the held forces."""
+def reduce(model: LowerModel, lower: LowerPoint, active: np.ndarray, biactive: np.ndarray) -> Reduction:
+    """Eliminate y and the multipliers of the active rows, which are kept as equations."""
     expansion, flat = lower.expansion, model.flat
     compliance, slope = expansion.compliance, expansion.slope
     f_x, f_y = flat.gradients("upper", lower.x, lower.y)
     adjoint = expansion.solve(f_y)
     pull = expansion.rows @ adjoint
-    inner = compliance[np.ix_(held, held)]
+    inner = compliance[np.ix_(active, active)]
     # Refined, since in a gradient of large numbers what keeps a factor definite would be seen.
-    solve = refined_solver(inner) if len(held) else lambda right: right
-    force_x = solve(slope[held])
-    force_theta = solve(compliance[np.ix_(held, undecided)])
-    others = compliance[:, held]
-    price = -solve(pull[held])  # of the held rows: H weight + rows' price = -f_y
-    weight = -adjoint - expansion.inverse_rows[:, held] @ price
-    hessian = _hessian(model, lower, weight, price, held, undecided, force_x, force_theta)
+    solve = refined_solver(inner) if len(active) else lambda right: right
+    multiplier_x = solve(slope[active])
+    multiplier_theta = solve(compliance[np.ix_(active, biactive)])
+    others = compliance[:, active]
+    price = -solve(pull[active])  # of the active rows: H weight + rows' price = -f_y
+    weight = -adjoint - expansion.inverse_rows[:, active] @ price
+    hessian = _hessian(model, lower, weight, price, active, biactive, multiplier_x, multiplier_theta)
     return Reduction(
-        held=held,
-        undecided=undecided,
-        value_x=slope - others @ force_x,
-        value_theta=compliance[:, undecided] - others @ force_theta,
-        force_x=force_x,
-        force_theta=force_theta,
-        gradient_x=f_x - expansion.mixed.T @ adjoint - force_x.T @ pull[held],
-        gradient_theta=force_theta.T @ pull[held] - pull[undecided],
+        active=active,
+        biactive=biactive,
+        value_x=slope - others @ multiplier_x,
+        value_theta=compliance[:, biactive] - others @ multiplier_theta,
+        multiplier_x=multiplier_x,
+        multiplier_theta=multiplier_theta,
+        gradient_x=f_x - expansion.mixed.T @ adjoint - multiplier_x.T @ pull[active],
+        gradient_theta=multiplier_theta.T @ pull[active] - pull[biactive],
         hessian=0.5 * (hessian + hessian.T),
     )
 
@@ -91,37 +92,37 @@ def _hessian(
     lower: LowerPoint,
     weight: np.ndarray,
     price: np.ndarray,
-    held: np.ndarray,
-    undecided: np.ndarray,
-    force_x: np.ndarray,
-    force_theta: np.ndarray,
+    active: np.ndarray,
+    biactive: np.ndarray,
+    multiplier_x: np.ndarray,
+    multiplier_theta: np.ndarray,
 ) -> np.ndarray:
-    """Return the second derivative of f in (d, theta), y and the held forces following."""
+    """Return the second derivative of f in (d, theta), y and the active rows' multipliers following."""
     flat, expansion = model.flat, lower.expansion
     n_x, size = flat.n_x, flat.n_x + flat.n_y
     simple = model.lift == 0.0 and not model.rows.balls and not flat.lagrangian_varies
-    if size > _SMALL and model.rows.count <= flat.n_y and simple:
-        # In the space of x and all forces it is computed once: an elimination then costs a sixth.
+    if size > _FEW_VARIABLES and model.rows.count <= flat.n_y and simple:
+        # In the space of x and all multipliers it is computed once: an elimination then costs a sixth.
         whole = model.in_rows(expansion, flat.lagrangian_hessian(lower.x, lower.y, weight))
-        free, bound = np.concatenate([np.arange(n_x), n_x + undecided]), n_x + held
-        follow = np.hstack([force_x, -force_theta])
+        free, bound = np.concatenate([np.arange(n_x), n_x + biactive]), n_x + active
+        follow = np.hstack([multiplier_x, -multiplier_theta])
         cross = whole[np.ix_(free, bound)] @ follow
         return whole[np.ix_(free, free)] + cross + cross.T + follow.T @ (whole[np.ix_(bound, bound)] @ follow)
-    # How y answers a step of x and a force on an undecided row.
+    # The derivative of y in a step of x and in the multiplier of a biactive row.
     rows = expansion.inverse_rows
-    y_x = -expansion.inverse_mixed - rows[:, held] @ force_x
-    y_theta = -(rows[:, undecided] - rows[:, held] @ force_theta)
-    directions = np.block([[np.eye(n_x), y_x.T], [np.zeros((len(undecided), n_x)), y_theta.T]])
+    y_x = -expansion.inverse_mixed - rows[:, active] @ multiplier_x
+    y_theta = -(rows[:, biactive] - rows[:, active] @ multiplier_theta)
+    directions = np.block([[np.eye(n_x), y_x.T], [np.zeros((len(biactive), n_x)), y_theta.T]])
     hessian = directions @ flat.curvature(lower.x, lower.y, weight, directions).T
-    # A ball's normal turns with y and its force changes with it; where it is held, it bends along itself too.
-    forces = np.zeros((len(directions), model.rows.count))
-    forces[:, held] = np.hstack([force_x, -force_theta]).T
-    forces[n_x:, undecided] = np.eye(len(undecided))
+    # A ball's normal turns with y while its multiplier changes; an active ball has curvature of its own.
+    multipliers = np.zeros((len(directions), model.rows.count))
+    multipliers[:, active] = np.hstack([multiplier_x, -multiplier_theta]).T
+    multipliers[n_x:, biactive] = np.eye(len(biactive))
     prices = np.zeros(model.rows.count)
-    prices[held] = price
+    prices[active] = price
     for row, ball in enumerate(model.rows.balls, model.rows.count - len(model.rows.balls)):
         along = directions[:, n_x + ball.index] / ball.radius
-        turned = np.outer(along @ weight[ball.index], forces[:, row])
+        turned = np.outer(along @ weight[ball.index], multipliers[:, row])
         hessian += turned + turned.T + prices[row] * ball.radius * (along @ along.T)
     return hessian
 
@@ -171,30 +172,30 @@ def _best_step(
 ) -> _Step | None:
     """Return a step that some piece promises to be worth taking, or None when no piece promises any descent.
 
-    The model lets undecided rows be open and pressed at once, so it promises too much. Where it uses that, its
+    The model lets biactive rows have slack and multiplier at once, so it promises too much. Where it uses that, its
     children put all such rows on the sides they lean to, or the worst of them on the other side.
     """
     lower, rows = point.lower, model.rows
     size = 1 + np.abs(lower.y).max(initial=0.0)
-    press = 1 + np.abs(lower.force).max(initial=0.0)
+    press = 1 + np.abs(lower.multiplier).max(initial=0.0)
     inequality = rows.inequality
-    undecided = inequality & (lower.value >= -margin * size) & (lower.force <= margin * press)
-    held = ~inequality | (inequality & (lower.force > margin * press))
-    # Of dependent rows only a basis can be held; the rest carry no force and wait undecided.
-    basis = independent_rows(lower.expansion.compliance, np.flatnonzero(held))
-    undecided |= held & inequality & ~np.isin(np.arange(rows.count), basis)
+    biactive = inequality & (lower.value >= -margin * size) & (lower.multiplier <= margin * press)
+    active = ~inequality | (inequality & (lower.multiplier > margin * press))
+    # Of dependent active rows a basis is kept as equations; the rest count as biactive.
+    basis = independent_rows(lower.expansion.compliance, np.flatnonzero(active))
+    biactive |= active & inequality & ~np.isin(np.arange(rows.count), basis)
     size_of_value = 1 + abs(point.value)
     disappointed = None
     queue, seen = [np.zeros(rows.count, np.int8)], set()
-    limit = _MAX_NODES if undecided.sum() <= _FEW else _MAX_NODES // 5
+    limit = _MAX_NODES if biactive.sum() <= _FEW_BIACTIVE else _MAX_NODES // 5
     while queue and len(seen) < limit:
         side = queue.pop()
         if side.tobytes() in seen:
             continue
         seen.add(side.tobytes())
-        held_now = independent_rows(lower.expansion.compliance, np.union1d(basis, np.flatnonzero(side > 0)))
-        undecided_now = np.flatnonzero(undecided & (side == 0))
-        reduction = reduce(model, lower, held_now, undecided_now)
+        active_now = independent_rows(lower.expansion.compliance, np.union1d(basis, np.flatnonzero(side > 0)))
+        biactive_now = np.flatnonzero(biactive & (side == 0))
+        reduction = reduce(model, lower, active_now, biactive_now)
         solved = _solve_model(model, upper, lower, reduction, radius)
         if solved is None:
             continue
@@ -205,67 +206,67 @@ def _best_step(
         if predicted <= _EPSILON * size_of_value and slope <= 1e-3 * rtol:
             continue
         value = lower.value + reduction.value_x @ d - reduction.value_theta @ theta
-        force = lower.force[undecided_now] + theta
+        multiplier = lower.multiplier[biactive_now] + theta
         guess = np.zeros(rows.count, bool)
-        guess[held_now] = True
-        guess[undecided_now] = force > -value[undecided_now]
+        guess[active_now] = True
+        guess[biactive_now] = multiplier > -value[biactive_now]
         y = lower.y + _y_step(lower, reduction, d, theta)
         trial = evaluate_exactly(model, upper.project(lower.x + d), y, guess)
         step = _Step(trial, predicted, float(np.abs(d).max(initial=0.0)), slope)
         if trial is not None and point.value - trial.value >= 0.1 * predicted - _EPSILON * size_of_value:
             return step
-        torn = np.minimum(force / press, -value[undecided_now] / size)
+        torn = np.minimum(multiplier / press, -value[biactive_now] / size)
         used = torn > 1e-8
         if not used.any():
             disappointed = disappointed or step
             continue
-        leaning = np.where(force / press > -value[undecided_now] / size, 1, -1).astype(np.int8)
+        leaning = np.where(multiplier / press > -value[biactive_now] / size, 1, -1).astype(np.int8)
         worst = np.argmax(torn)
         against = side.copy()
-        against[undecided_now[worst]] = -leaning[worst]
+        against[biactive_now[worst]] = -leaning[worst]
         along = side.copy()
-        along[undecided_now[used]] = leaning[used]
+        along[biactive_now[used]] = leaning[used]
         queue += [against, along]
     return disappointed
 
 
-# With many undecided rows the branches cannot be exhausted: a shorter step is the better answer.
+# With many biactive rows the branches cannot be exhausted: a shorter step is the better answer.
 _MAX_NODES = 40
-_FEW = 12
+_FEW_BIACTIVE = 12
 _EPSILON = 1e-14
-_SMALL = 400
+_FEW_VARIABLES = 400  # up to so many the directions of y are the cheaper way to second derivatives
 
 
 def _y_step(lower: LowerPoint, reduction: Reduction, d: np.ndarray, theta: np.ndarray) -> np.ndarray:
     expansion = lower.expansion
-    force = reduction.force_x @ d - reduction.force_theta @ theta
-    moved = expansion.solve(expansion.mixed @ d) + expansion.inverse_rows[:, reduction.held] @ force
-    return -(moved + expansion.inverse_rows[:, reduction.undecided] @ theta)
+    multiplier = reduction.multiplier_x @ d - reduction.multiplier_theta @ theta
+    moved = expansion.solve(expansion.mixed @ d) + expansion.inverse_rows[:, reduction.active] @ multiplier
+    return -(moved + expansion.inverse_rows[:, reduction.biactive] @ theta)
 
 
 def _solve_model(
     model: LowerModel, upper: UpperSet, lower: LowerPoint, reduction: Reduction, radius: float
 ) -> tuple[np.ndarray, np.ndarray, float] | None:
-    n_x, count = len(lower.x), len(reduction.undecided)
+    n_x, count = len(lower.x), len(reduction.biactive)
     inequality = model.rows.inequality
-    not_held = np.ones(len(inequality), bool)
-    not_held[reduction.held] = False
-    held_inequality = inequality[reduction.held]
-    force_now = lower.force[reduction.held]
-    fading = held_inequality & (force_now <= radius * np.abs(reduction.force_x).sum(axis=1) + 1e-6)
+    not_active = np.ones(len(inequality), bool)
+    not_active[reduction.active] = False
+    active_inequality = inequality[reduction.active]
+    multiplier_now = lower.multiplier[reduction.active]
+    fading = active_inequality & (multiplier_now <= radius * np.abs(reduction.multiplier_x).sum(axis=1) + 1e-6)
     steps = upper.rows.around(lower.x)
     blocks = [
         (
-            np.hstack([reduction.value_x[not_held], -reduction.value_theta[not_held]]),
+            np.hstack([reduction.value_x[not_active], -reduction.value_theta[not_active]]),
             -np.inf,
-            np.maximum(-lower.value[not_held], 0.0),
+            np.maximum(-lower.value[not_active], 0.0),
         ),
         (
-            np.hstack([reduction.force_x[fading], -reduction.force_theta[fading]]),
-            -np.maximum(force_now[fading], 0.0),
+            np.hstack([reduction.multiplier_x[fading], -reduction.multiplier_theta[fading]]),
+            -np.maximum(multiplier_now[fading], 0.0),
             np.inf,
         ),
-        (np.hstack([np.zeros((count, n_x)), np.eye(count)]), -lower.force[reduction.undecided], np.inf),
+        (np.hstack([np.zeros((count, n_x)), np.eye(count)]), -lower.multiplier[reduction.biactive], np.inf),
         (np.hstack([np.eye(n_x), np.zeros((n_x, count))]), -radius, radius),
         (np.hstack([steps.matrix.toarray(), np.zeros((len(steps.lower), count))]), steps.lower, steps.upper),
     ]
@@ -274,7 +275,7 @@ def _solve_model(
     high = np.concatenate([np.broadcast_to(block[2], (len(block[0]),)) for block in blocks])
     gradient = np.concatenate([reduction.gradient_x, reduction.gradient_theta])
     hessian = _convex(reduction.hessian, n_x)
-    # Balanced units: steps and forces in multiples of what the model makes of them.
+    # Balanced units: steps and multipliers in multiples of what the model makes of them.
     steepness = max(np.abs(gradient).max(initial=0.0), 1e-300)
     unit = 1 / np.sqrt(np.maximum(np.diag(hessian) / steepness, 1 / radius))
     if steps.balls:
@@ -286,11 +287,11 @@ def _solve_model(
         return None
     v = solved * unit
     predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
-    return v[:n_x], np.maximum(v[n_x:], -lower.force[reduction.undecided]), predicted
+    return v[:n_x], np.maximum(v[n_x:], -lower.multiplier[reduction.biactive]), predicted
 
 
 def _convex(hessian: np.ndarray, n_x: int) -> np.ndarray:
-    """Return the nearest useful convex model: eigenvalues made nonnegative, forces held by a trace of weight."""
+    """Return a convex model: negative curvature reversed, and none left that is zero."""
     if len(hessian) <= 400:
         try:
             factorise(lifted(hessian, -1e-9 * max(1e-8, np.abs(hessian).sum(axis=1).max())))

@@ -44,11 +44,11 @@ class _Program:
         return ~self.equal & np.isfinite(self.lower)
 
     def sides(self, above: np.ndarray, below: np.ndarray) -> np.ndarray:
-        """Return +1 for each row that presses on its upper side, -1 for its lower side, 0 for none."""
-        pressed = np.zeros(len(self.lower), np.int8)
-        pressed[self.above] += above
-        pressed[self.below] -= below
-        return pressed
+        """Return +1 for each row that is active on its upper side, -1 on its lower side, 0 for inactive ones."""
+        side = np.zeros(len(self.lower), np.int8)
+        side[self.above] += above
+        side[self.below] -= below
+        return side
 
     def holds(self, v: np.ndarray, tolerance: float) -> bool:
         """Return whether v satisfies the rows, relative to 1 + |v|."""
@@ -80,10 +80,10 @@ def solve_qp(
 def solve_by_rows(
     hessian: np.ndarray, gradient: np.ndarray, matrix: np.ndarray, lower: np.ndarray, upper: np.ndarray
 ) -> np.ndarray | None:
-    """Minimise as `solve_qp` does, in the space of the rows that its minimiser meets; None where they are degenerate.
+    """Minimise as `solve_qp` does, over an active set to which violated rows are added; None where it is degenerate.
 
-    Of many rows few matter: those that the minimiser under the rows found so far violates join them, until it violates
-    none. The answer is proven by the optimality conditions.
+    Of many rows few matter: those violated by the minimiser under the rows found so far join them, until none is. The
+    answer is proven by the KKT conditions.
     """
     program = _Program(hessian, gradient, matrix, lower, upper, ())
     equal, equalities = program.equal, int(program.equal.sum())
@@ -93,7 +93,7 @@ def solve_by_rows(
         return None
     free = v = -solve_factored(factor, gradient)
     rows, level, inverse = matrix[equal], upper[equal], solve_factored(factor, matrix[equal].T)
-    met_above, met_below, held, force = equal, equal, np.ones(equalities, bool), np.zeros(equalities)
+    met_above, met_below, active, multiplier = equal, equal, np.ones(equalities, bool), np.zeros(equalities)
     for turn in range(_MAX_TURNS):
         image = matrix @ v
         above, below = (image > upper) & ~met_above, (image < lower) & ~met_below
@@ -106,24 +106,24 @@ def solve_by_rows(
         inverse = np.hstack([inverse, solve_factored(factor, fresh.T)])
         compliance, beyond = rows @ inverse, rows @ free - level
         unit = max(np.abs(beyond).max(), 1e-300)  # steps near the end are tiny, and as exact as others
-        inequality, held = np.arange(len(rows)) >= equalities, np.concatenate([held, np.ones(found, bool)])
-        solved = solve_complementarity(compliance, beyond / unit, inequality, held)
+        inequality, active = np.arange(len(rows)) >= equalities, np.concatenate([active, np.ones(found, bool)])
+        solved = solve_complementarity(compliance, beyond / unit, inequality, active)
         if solved is None:
             return None
-        force, held = unit * solved[0], solved[1]
-        v = free - inverse @ force
+        multiplier, active = unit * solved[0], solved[1]
+        v = free - inverse @ multiplier
         # One refinement, since the free minimiser may be far away.
-        pull = -solve_factored(factor, hessian @ v + gradient + rows.T @ force)
-        inner = compliance[np.ix_(held, held)]
-        change = solve_factored(factorise_nearly(inner), rows[held] @ (v + pull) - level[held])
-        force[held] += change
-        v = v + pull - inverse[:, held] @ change
+        step = -solve_factored(factor, hessian @ v + gradient + rows.T @ multiplier)
+        inner = compliance[np.ix_(active, active)]
+        change = solve_factored(factorise_nearly(inner), rows[active] @ (v + step) - level[active])
+        multiplier[active] += change
+        v = v + step - inverse[:, active] @ change
     else:
         return None
-    push = rows.T @ force
+    push = rows.T @ multiplier
     size = np.abs(gradient).max(initial=0.0) + np.abs(push).max(initial=0.0)
     stationary = np.abs(hessian @ v + gradient + push).max(initial=0.0) <= 1e-10 * size
-    pressing = np.all(force[equalities:] >= -1e-10 * np.abs(force).max(initial=0.0))
+    pressing = np.all(multiplier[equalities:] >= -1e-10 * np.abs(multiplier).max(initial=0.0))
     return v if stationary and pressing and program.holds(v, 1e-10) else None
 
 
@@ -164,10 +164,10 @@ def nearest_on_rows(
         except RuntimeError:
             return None
         step, miss = np.zeros(size), goal - matrix[met] @ start
-        left, force = miss, np.zeros(count)
+        left, multiplier = miss, np.zeros(count)
         for _ in range(_MAX_REFINEMENTS):
-            answer = factor.solve(np.concatenate([-step - rows.T @ force, left]))
-            step, force = step + answer[:size], force + answer[size:]
+            answer = factor.solve(np.concatenate([-step - rows.T @ multiplier, left]))
+            step, multiplier = step + answer[:size], multiplier + answer[size:]
             left = miss - rows @ step
             if np.abs(left).max(initial=0.0) <= 1e-14 * (1 + np.abs(goal).max(initial=0.0)):
                 break
@@ -178,8 +178,8 @@ def nearest_on_rows(
 
 
 _MAX_MEETINGS = 6
-_MET = 1e-9
-_SOFT = 1e-11
+_MET = 1e-9  # a row this close is an equation
+_SOFT = 1e-11  # regularisation, taken out by refinement
 _MAX_REFINEMENTS = 10
 
 
@@ -191,31 +191,36 @@ def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray]:
     equations, level = matrix[equal], upper[equal]
     count, fixed, size = len(rows), len(equations), len(gradient)
     v, nu = np.zeros(size), np.zeros(fixed)
-    slack, force = np.maximum(right, 1.0), np.ones(count)
+    slack, multiplier = np.maximum(right, 1.0), np.ones(count)
     scale_dual, scale_primal = 1 + np.abs(gradient).max(initial=0.0), 1 + np.abs(right).max(initial=0.0)
     for _ in range(80):
-        dual = hessian @ v + gradient + rows.T @ force + equations.T @ nu
+        dual = hessian @ v + gradient + rows.T @ multiplier + equations.T @ nu
         primal, level_gap = rows @ v + slack - right, equations @ v - level
-        average = float(slack @ force) / max(count, 1)
+        average = float(slack @ multiplier) / max(count, 1)
         worst = max(np.abs(primal).max(initial=0.0), np.abs(level_gap).max(initial=0.0)) / scale_primal
         if np.abs(dual).max() <= 1e-11 * scale_dual and worst <= 1e-11 and average <= 1e-13:
             break
         try:
-            solve = _saddle_solver(hessian + (rows.T * (force / slack)) @ rows, equations)
+            solve = _saddle_solver(hessian + (rows.T * (multiplier / slack)) @ rows, equations)
         except np.linalg.LinAlgError:
             break
-        state = (rows, force, slack, dual, primal, level_gap)
+        state = (rows, multiplier, slack, dual, primal, level_gap)
         _, _, moved, pushed = _direction(solve, state, 0.0)
-        length = min(_reach(slack, moved), _reach(force, pushed))
-        left = float((slack + length * moved) @ (force + length * pushed)) / max(count, 1)
+        length = min(_reach(slack, moved), _reach(multiplier, pushed))
+        left = float((slack + length * moved) @ (multiplier + length * pushed)) / max(count, 1)
         centring = min(1.0, (left / average) ** 3) if average > 0 else 0.0
         step, step_nu, moved, pushed = _direction(solve, state, centring * average - moved * pushed)
-        length = min(1.0, 0.995 * min(_reach(slack, moved), _reach(force, pushed)))
+        length = min(1.0, 0.995 * min(_reach(slack, moved), _reach(multiplier, pushed)))
         if not np.isfinite(step).all():
             break
-        v, nu, slack, force = v + length * step, nu + length * step_nu, slack + length * moved, force + length * pushed
-    pressed_above, pressed_below = np.split(force > slack, [int(above.sum())])
-    return v, program.sides(pressed_above, pressed_below)
+        v, nu, slack, multiplier = (
+            v + length * step,
+            nu + length * step_nu,
+            slack + length * moved,
+            multiplier + length * pushed,
+        )
+    active_above, active_below = np.split(multiplier > slack, [int(above.sum())])
+    return v, program.sides(active_above, active_below)
 
 
 def _saddle_solver(hessian: np.ndarray, equations: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -233,14 +238,14 @@ def _saddle_solver(hessian: np.ndarray, equations: np.ndarray) -> Callable[[np.n
 def _direction(
     solve: Callable[[np.ndarray], np.ndarray], state: tuple[np.ndarray, ...], aim: Any
 ) -> tuple[np.ndarray, ...]:
-    """Return the Newton step in v, nu, slack and force towards ``force * slack = aim``."""
-    rows, force, slack, dual, primal, level_gap = state
-    product = force * slack - aim
-    side = -dual - rows.T @ ((force * primal - product) / slack)
+    """Return the Newton step in v, nu, slack and multiplier towards ``multiplier * slack = aim``."""
+    rows, multiplier, slack, dual, primal, level_gap = state
+    product = multiplier * slack - aim
+    side = -dual - rows.T @ ((multiplier * primal - product) / slack)
     answer = solve(np.concatenate([side, -level_gap]))
     step, step_nu = answer[: len(dual)], answer[len(dual) :]
     moved = -primal - rows @ step
-    return step, step_nu, moved, (-product - force * moved) / slack
+    return step, step_nu, moved, (-product - multiplier * moved) / slack
 
 
 def _reach(value: np.ndarray, step: np.ndarray) -> float:
@@ -250,7 +255,7 @@ def _reach(value: np.ndarray, step: np.ndarray) -> float:
 
 
 def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Clarabel, for sparse programs and balls: the minimiser, the sides on which rows press, all multipliers."""
+    """Clarabel, for sparse programs and balls: the minimiser, the active sides, all multipliers."""
     hessian, gradient, matrix = program.hessian, program.gradient, sp.csr_matrix(program.matrix)
     lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
     picked = matrix[np.concatenate([np.flatnonzero(part) for part in (equal, above, below)])]
@@ -282,48 +287,48 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     if str(answer.status) not in ("Solved", "AlmostSolved", "InsufficientProgress") or not np.isfinite(v).all():
         return None
     cuts = np.cumsum([equal.sum(), above.sum(), below.sum()])
-    force = np.array(answer.z)
-    _, pressed_above, pressed_below, _ = np.split(force > np.array(answer.s), cuts)
+    dual = np.array(answer.z)
+    _, active_above, active_below, _ = np.split(dual > np.array(answer.s), cuts)
     multipliers = np.zeros(len(lower))
-    multipliers[equal], force_above, force_below, force_balls = np.split(force, cuts)
-    multipliers[above] += force_above
-    multipliers[below] -= force_below
-    # A ball's part of the dual starts with the length of its force.
+    multipliers[equal], of_upper, of_lower, of_cones = np.split(dual, cuts)
+    multipliers[above] += of_upper
+    multipliers[below] -= of_lower
+    # A ball's part of the dual is (|w|, -w), w the multiplier times the offset from the center.
     heads = np.cumsum([0, *(1 + len(ball.index) for ball in program.balls)])[:-1]
-    of_balls = np.array([force_balls[head] / ball.radius for head, ball in zip(heads, program.balls, strict=True)])
-    return v, program.sides(pressed_above, pressed_below), multipliers, of_balls
+    of_balls = np.array([of_cones[head] / ball.radius for head, ball in zip(heads, program.balls, strict=True)])
+    return v, program.sides(active_above, active_below), multipliers, of_balls
 
 
-def _sharpen(program: _Program, v: np.ndarray, pressed: np.ndarray) -> np.ndarray:
-    """Solve with the pressed rows as equations; keep the result if its signs and rows are right."""
+def _sharpen(program: _Program, v: np.ndarray, side: np.ndarray) -> np.ndarray:
+    """Solve with the active rows as equations; keep the result if its signs and rows are right."""
     hessian, matrix = program.hessian, program.matrix
-    active = program.equal | (pressed != 0)
+    active = program.equal | (side != 0)
     if active.sum() + len(v) > 2500:
         return v
     rows = matrix[active].toarray() if sp.issparse(matrix) else matrix[active]
     dense = hessian.toarray() if sp.issparse(hessian) else np.asarray(hessian)
     system = np.block([[dense, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
-    right = np.concatenate([-program.gradient, np.where(pressed < 0, program.lower, program.upper)[active]])
+    right = np.concatenate([-program.gradient, np.where(side < 0, program.lower, program.upper)[active]])
     *_, solutions, _, _, _, failed = lapack.dsysvx(system, right)
     solution = solutions[:, 0]
     if failed:  # singular, or nearly so
         solution = np.linalg.lstsq(system, right, rcond=1e-13)[0]
     if not np.abs(system @ solution - right).max(initial=0.0) <= 1e-9 * (1 + np.abs(right).max(initial=0.0)):
         return v
-    sharp, force = np.split(solution, [len(v)])
-    wrong_sign = np.any(force * pressed[active] < -1e-8)
+    sharp, multiplier = np.split(solution, [len(v)])
+    wrong_sign = np.any(multiplier * side[active] < -1e-8)
     return v if wrong_sign or not program.holds(sharp, 1e-10) else sharp
 
 
 def _sharpen_on_balls(
-    program: _Program, v: np.ndarray, pressed: np.ndarray, multipliers: np.ndarray, of_balls: np.ndarray
+    program: _Program, v: np.ndarray, side: np.ndarray, multipliers: np.ndarray, of_balls: np.ndarray
 ) -> np.ndarray:
-    """Newton's method with the pressed rows and balls as equations; keep the result if its signs and rows are right.
+    """Newton's method with the active rows and balls as equations; keep the result if its signs and rows are right.
 
     ``of_balls`` are the multipliers of ``(|v - center|^2 - radius^2) / 2``. An interior point's objective is right to
     1e-11, which leaves its minimiser to 1e-6.
     """
-    active, rough = program.equal | (pressed != 0), v
+    active, rough = program.equal | (side != 0), v
     if active.sum() + len(v) > 1000:
         return v
     gaps = lambda v: np.array([np.linalg.norm(v[b.index] - b.center) - b.radius for b in program.balls])
@@ -333,33 +338,33 @@ def _sharpen_on_balls(
     rows = program.matrix[active]
     rows = rows.toarray() if sp.issparse(rows) else rows
     hessian = program.hessian.toarray() if sp.issparse(program.hessian) else np.asarray(program.hessian)
-    level = np.where(pressed < 0, program.lower, program.upper)[active]
-    force, weight = multipliers[active], of_balls[touched]
+    level = np.where(side < 0, program.lower, program.upper)[active]
+    multiplier, weight = multipliers[active], of_balls[touched]
     for _ in range(_MAX_SHARPENING):
         normals = np.zeros((len(balls), len(v)))
         bent = hessian.copy()
         for normal, ball, part in zip(normals, balls, weight, strict=True):
             normal[ball.index] = v[ball.index] - ball.center
             bent[ball.index, ball.index] += part
-        held = np.vstack([rows, normals])
+        equations = np.vstack([rows, normals])
         off = gaps(v)[touched]
         right = -np.concatenate(
             [
-                hessian @ v + program.gradient + held.T @ np.concatenate([force, weight]),
+                hessian @ v + program.gradient + equations.T @ np.concatenate([multiplier, weight]),
                 rows @ v - level,
                 off * (radii[touched] + 0.5 * off),
             ]
         )
-        system = np.block([[bent, held.T], [held, np.zeros((len(held), len(held)))]])
+        system = np.block([[bent, equations.T], [equations, np.zeros((len(equations), len(equations)))]])
         if not np.isfinite(system).all():
             return rough
         step = np.linalg.lstsq(system, right, rcond=1e-14)[0]
-        along, of_rows, of_weights = np.split(step, [len(v), len(v) + len(force)])
-        v, force, weight = v + along, force + of_rows, weight + of_weights
+        along, of_rows, of_weights = np.split(step, [len(v), len(v) + len(multiplier)])
+        v, multiplier, weight = v + along, multiplier + of_rows, weight + of_weights
         if np.abs(along).max(initial=0.0) <= 1e-15 * (1 + np.abs(v).max(initial=0.0)):
             break
     inside = np.all(gaps(v) <= 1e-12 * (1 + radii)) and program.holds(v, 1e-10)
-    signed = np.all(force * pressed[active] >= -1e-8) and np.all(weight >= 0)
+    signed = np.all(multiplier * side[active] >= -1e-8) and np.all(weight >= 0)
     near = np.abs(v - rough).max(initial=0.0) <= 1e-3 * (1 + np.abs(rough).max(initial=0.0))
     return v if inside and signed and near else rough
 
@@ -390,7 +395,7 @@ class UpperSet:
         return x if nearest is None else nearest
 
     def normals(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """Return the active rows that hold ``-gradient`` back, as orthonormal rows: the face to stay in."""
+        """Return an orthonormal basis of the active rows that ``-gradient`` would violate: normals of the face."""
         near = 1e-9 * (1 + np.abs(x).max(initial=0.0))
         image = self.rows.matrix @ x
         at_upper, at_lower = image >= self.rows.upper - near, image <= self.rows.lower + near

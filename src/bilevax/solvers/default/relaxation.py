@@ -1,8 +1,8 @@
-"""The best case: f minimised over x and y together, as if the lower level always took the side of the upper.
+"""The high-point relaxation: f minimised over x and y together, under the rows and sets of both levels.
 
 It drops the lower level's optimality and keeps its rows, so it is an ordinary problem with linear constraints. Its x is
-a promising place to start from, on the border of feasibility where such optima lie; and if f is convex and the lower
-level at that x happens to agree, nothing better exists.
+one more start for the exact descent. If f is convex its value is a lower bound on Phi, and where y is optimal for the
+lower level at that x the bound is attained: x is a global minimiser.
 """
 
 import dataclasses
@@ -17,16 +17,19 @@ from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
 
 
 @dataclasses.dataclass(frozen=True)
-class BestCase:
-    """Where f is least on {(x, y) : x in X, y in Y, rows}; ``bound`` where f was seen to be convex on the way."""
+class HighPoint:
+    """The minimiser of f on {(x, y) : x in X, y in Y, rows}.
+
+    ``bound`` tells whether its value bounds Phi from below: f was convex at all points on the way.
+    """
 
     x: np.ndarray
     y: np.ndarray
     value: float
     bound: bool
 
-    def promises(self, value: float) -> bool:
-        """Return whether no x can do better than this value of Phi."""
+    def bounds(self, value: float) -> bool:
+        """Return whether this value of Phi attains the bound, so that no x can do better."""
         return self.bound and value - self.value <= 1e-9 * (1 + abs(self.value))
 
 
@@ -41,7 +44,7 @@ def joint_rows(flat: FlatProblem) -> SetRows:
     )
 
 
-def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | None:
+def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> HighPoint | None:
     """Minimise f over (x, y) from a point that satisfies the rows; None where no minimum was found."""
     rows, point = joint_rows(flat), np.concatenate([x, y])
     value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
@@ -70,24 +73,24 @@ def best_case(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> BestCase | Non
         if step is None or np.abs(step).max(initial=0.0) > reach:
             return None
         slope = float(gradient @ step)
-        if -slope <= _SMALL * (1 + abs(value)):
+        if -slope <= _LEAST_DECREASE * (1 + abs(value)):
             # The last Newton step is below what f can show, and makes the point accurate.
             point = point + step
-            return BestCase(point[: flat.n_x], point[flat.n_x :], value, convex)
+            return HighPoint(point[: flat.n_x], point[flat.n_x :], value, convex)
         for length in 0.5 ** np.arange(20):
             trial = value_at(point + length * step)
             if trial <= value + 1e-4 * length * slope:
                 point, value = point + length * step, trial
                 break
         else:
-            return BestCase(*here, value, False)
+            return HighPoint(*here, value, False)
     return None
 
 
 _MAX_STEPS = 60
 _REACH = 1e4  # farther away than this many times the point's own size counts as unbounded
-_TRACE = 1e-8
-_SMALL = 1e-12
+_TRACE = 1e-8  # of curvature, so that every step is bounded
+_LEAST_DECREASE = 1e-12  # of f, relative: less ends the search
 _LARGEST_DENSE = 1500
 _SMALLEST_FULL = 150
 _FEW = 600  # up to so many variables arrays are no loss even where they hold zeros

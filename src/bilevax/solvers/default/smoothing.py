@@ -19,13 +19,13 @@ from bilevax.solvers.diary import Diary
 class SmoothPoint:
     """The smoothed objective at x with its gradient.
 
-    ``force`` are the rows' multipliers, ``error`` estimates how far the gradient is from exact, and ``accurate`` tells
+    ``multiplier`` are those of the rows, ``error`` estimates how far the gradient is from exact, and ``accurate`` tells
     whether that is near enough to judge a step by; ``state`` lets the oracle that made the point go on from it.
     """
 
     x: np.ndarray
     y: np.ndarray
-    force: np.ndarray
+    multiplier: np.ndarray
     value: float
     gradient: np.ndarray
     smoothing: Any
@@ -130,8 +130,8 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
     stiff = oracle.tighten(point)
     if stiff is None:
         return Stage(point, None)
-    if stiff.force.max(initial=0.0) > 3 * point.force.max(initial=0.0):
-        # Forces that grow as the rows stiffen tell that x has left the feasible set: the price was too low.
+    if stiff.multiplier.max(initial=0.0) > 3 * point.multiplier.max(initial=0.0):
+        # Multipliers that grow as the softness shrinks tell that the lower level is infeasible at x: kappa was too low.
         kappa = max(5 * point.smoothing.kappa, oracle.price(point))
         return Stage(point, point, dataclasses.replace(point.smoothing, kappa=kappa))
     return Stage(point, *oracle.advance(point, stiff), ended=True, steps=steps)

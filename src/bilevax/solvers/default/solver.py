@@ -1,9 +1,10 @@
 """`Default`: the method behind ``solve(problem, x0)``, in the order in which one would explain it.
 
 1. *Start*: project x0 onto X; where the lower level is infeasible there, move to the nearest x where it is not.
-2. *Best case*: minimise f over x and y together. If the lower level agrees with that y, nothing better exists.
+2. *High-point relaxation*: minimise f over x and y together, the lower level's rows kept, its optimality dropped. If y
+   is optimal for the lower level there, x is a global minimiser (f convex).
 3. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
-4. *Exact descent*: from there, from the best case and from the start itself, descend on the exact pieces of Phi.
+4. *Exact descent*: from there, from the high-point relaxation and from the start, descend on the exact pieces of Phi.
 5. Return the best. The certificate, which shares none of this code, is the driver's business.
 
 The work is done by dense matrices in the space of the rows, by sparse ones in that of y and the rows, or by sweeps.
@@ -31,7 +32,7 @@ from bilevax.solvers.default.lower import LowerModel
 from bilevax.solvers.default.newton import MOST_STEPS, newton_descent
 from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
 from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
-from bilevax.solvers.default.relaxation import BestCase, best_case, joint_rows
+from bilevax.solvers.default.relaxation import HighPoint, high_point_relaxation, joint_rows
 from bilevax.solvers.default.smoothing import SmoothPoint, follow, smooth_descent
 from bilevax.solvers.default.sparse_path import SparsePath
 from bilevax.solvers.diary import Diary
@@ -79,9 +80,9 @@ class Default(HostSolver):
         if self.variant != "first-order":
             flat = equilibrated(flat, flat.x_tree(x0), None if y0 is None else flat.y_tree(y0))
         scales = flat.scales
-        forces = None if multipliers is None else multipliers / scales.rows * scales.lower
+        in_units = None if multipliers is None else multipliers / scales.rows * scales.lower
         start = x0 / scales.x, None if y0 is None else y0 / scales.y
-        for found in self._search(flat, *start, rtol, forces, Diary() if diary is None else diary):
+        for found in self._search(flat, *start, rtol, in_units, Diary() if diary is None else diary):
             if found.final:
                 found = found._replace(x=_without_dust(flat, found.x))
             yield found._replace(x=found.x * scales.x, y=found.y * scales.y, value=found.value / scales.upper)
@@ -127,16 +128,16 @@ class Default(HostSolver):
         diary: Diary,
     ) -> Iterator[Snapshot]:
         model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y)))
-        held = None if multipliers is None else model.pressed(y, multipliers)
-        start = yield from diary.phase("start", _arrive(model, upper, x, y, held))
+        active = None if multipliers is None else model.active_at(y, multipliers)
+        start = yield from diary.phase("start", _arrive(model, upper, x, y, active))
         if start is None:
             yield Snapshot(x, y, "answer", np.inf, final=True)
             return
         basins = {"start": start}
         if multipliers is None:
-            ideal, landed = diary.once("best case", lambda: _best_case(model, upper, start))
-            if ideal is not None and landed is not None and ideal.promises(landed.value):
-                yield _snapshot(landed, "best case")._replace(final=True, converged=True)
+            relaxed, landed = diary.once("high-point relaxation", lambda: _high_point(model, upper, start))
+            if relaxed is not None and landed is not None and relaxed.bounds(landed.value):
+                yield _snapshot(landed, "high-point relaxation")._replace(final=True, converged=True)
                 return
             smooth = None
             if model.rows.inequality.any():
@@ -146,7 +147,7 @@ class Default(HostSolver):
                     if step.is_step:
                         yield Snapshot(smooth.x, smooth.y, "smooth descent", smooth.value, exact=False)
             end = diary.once("smooth descent", lambda: _land(model, upper, smooth, start.lower.x))
-            basins = {"smooth descent": end, "start": start, "best case": landed}
+            basins = {"smooth descent": end, "start": start, "high-point relaxation": landed}
         best, converged = start, False
         for name, basin in basins.items():
             if basin is not None:
@@ -263,25 +264,25 @@ def _bare(point: Evaluated) -> Evaluated:
 
 def _whole(model: LowerModel, point: Evaluated) -> Evaluated:
     there = model.flat.lower_derivatives(point.lower.x, point.lower.y)
-    expansion = model.expand(there, point.lower.y, point.lower.force)
+    expansion = model.expand(there, point.lower.y, point.lower.multiplier)
     return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=expansion))
 
 
 def _arrive(
-    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, held: np.ndarray | None
+    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, active: np.ndarray | None
 ) -> Generator[Snapshot, None, Evaluated | None]:
-    start = _feasible_start(model, upper, x, y, held)
+    start = _feasible_start(model, upper, x, y, active)
     if start is None:
         return None
     yield _snapshot(start, "start")
     return _bare(start)
 
 
-def _best_case(model: LowerModel, upper: UpperSet, start: Evaluated) -> tuple[BestCase | None, Evaluated | None]:
-    """Return the best case, and the exact point there."""
-    ideal = best_case(model.flat, start.lower.x, start.lower.y)
-    landed = None if ideal is None else _feasible_start(model, upper, ideal.x, ideal.y)
-    return ideal, None if landed is None else _bare(landed)
+def _high_point(model: LowerModel, upper: UpperSet, start: Evaluated) -> tuple[HighPoint | None, Evaluated | None]:
+    """Return the minimiser of the high-point relaxation, and the exact point at its x."""
+    relaxed = high_point_relaxation(model.flat, start.lower.x, start.lower.y)
+    landed = None if relaxed is None else _feasible_start(model, upper, relaxed.x, relaxed.y)
+    return relaxed, None if landed is None else _bare(landed)
 
 
 def _land(
@@ -308,10 +309,10 @@ def _land_jointly(
     lower: InteriorLower, upper: UpperSet, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray | None
 ) -> JointPoint | tuple[np.ndarray, np.ndarray]:
     """Return an exact point at x, or next to it; where there is none, the nearest feasible (x, y) there is."""
-    point = None if multipliers is None else evaluate_from(lower, upper, x, y, lower.forces(multipliers))
+    point = None if multipliers is None else evaluate_from(lower, upper, x, y, lower.on_rows(multipliers))
     if point is not None:
         return point
-    nearest = _nearest_feasible(lower.flat, x, _INSET * lower.room)
+    nearest = _nearest_feasible(lower.flat, x, _INSET * lower.slack_scale)
     if nearest is None:
         return x, y
     point = evaluate_jointly(lower, upper, upper.project(nearest[0]))
@@ -329,10 +330,10 @@ def _descend_jointly(
 
 
 def _feasible_start(
-    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, held: np.ndarray | None = None
+    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, active: np.ndarray | None = None
 ) -> Evaluated | None:
     """Return the exact point at x, or at the nearest x of X for which the lower level is feasible."""
-    point = evaluate_exactly(model, x, y, held)
+    point = evaluate_exactly(model, x, y, active)
     if point is None:
         nearest = _nearest_feasible(model.flat, x)
         if nearest is not None:

@@ -1,6 +1,6 @@
 """The sparse direct oracle: Phi smoothed by the central path of `interior`, with first and second derivatives in x.
 
-    F(x) = f(x, y(x)) + kappa * softness * sum(force)
+    F(x) = f(x, y(x)) + kappa * softness * sum(multiplier)
 
 With K the matrix of `interior` at the central point and ``K (p, q) = (grad_y f, kappa softness)``,
 
@@ -46,12 +46,17 @@ class SparsePath(Learning):
         self.lower = lower
         self.start = lower.start(x, y)
         self.radius = np.inf
-        self._tangent: tuple[InteriorPoint, np.ndarray] | None = None  # where `hessian` was last, d(y, force)/dx there
+        # Where `hessian` was evaluated last, and d(y, multiplier)/dx there.
+        self._tangent: tuple[InteriorPoint, np.ndarray] | None = None
 
     def begin(self) -> SmoothPoint | None:
         """Return the smoothed point at the start, at no price yet."""
         lower = self.lower
-        scale = Barrier(1e-3 * lower.pull * lower.room, 1e-5 * lower.room / lower.pull, kappa=0.0)
+        scale = Barrier(
+            1e-3 * lower.multiplier_scale * lower.slack_scale,
+            1e-5 * lower.slack_scale / lower.multiplier_scale,
+            kappa=0.0,
+        )
         return self._evaluate(self.start.x, scale, self.start)
 
     def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
@@ -100,11 +105,11 @@ class SparsePath(Learning):
         price = smoothing.kappa * smoothing.softness * lower.inequality
         adjoint, sensitivity = lower.back(f_y, price)
         gradient = f_x - flat.hessian("lower", "y", "x", x, central.y).T @ adjoint - lower.B.T @ sensitivity
-        value = flat.value("upper", x, central.y) + float(price @ central.force)
+        value = flat.value("upper", x, central.y) + float(price @ central.multiplier)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return None
-        pressed = central.force * lower.inequality
-        return SmoothPoint(x, central.y, pressed, value, gradient, smoothing, _State(central, adjoint, sensitivity))
+        positive = central.multiplier * lower.inequality
+        return SmoothPoint(x, central.y, positive, value, gradient, smoothing, _State(central, adjoint, sensitivity))
 
     def hessian(self, point: SmoothPoint) -> np.ndarray:
         """Return the second derivative of the smoothed objective in x."""
@@ -114,12 +119,12 @@ class SparsePath(Learning):
         self._tangent = central, answers
         bent = flat.lagrangian_hessian(point.x, point.y, -point.state.adjoint)
         of_x, of_both, of_y = bent[: flat.n_x, : flat.n_x], bent[: flat.n_x, flat.n_x :], bent[flat.n_x :, flat.n_x :]
-        # The barriers bend too: (barrier / room)'' = 2 barrier / room^3, and so for the rows' barrier / force.
-        room_low, room_high = lower.rooms(point.y)
-        along_y = np.where(lower.has_low, central.below / room_low**2, 0.0)
-        along_y = along_y - np.where(lower.has_high, central.above / room_high**2, 0.0)
-        pressed = np.where(lower.inequality, central.force, 1.0)
-        along_rows = np.where(lower.inequality, -central.slack / pressed**2, 0.0)
+        # The barriers bend too: (barrier / slack)'' = 2 barrier / slack^3, and so for the rows' barrier / multiplier.
+        slack_low, slack_high = lower.bound_slacks(point.y)
+        along_y = np.where(lower.has_low, central.below / slack_low**2, 0.0)
+        along_y = along_y - np.where(lower.has_high, central.above / slack_high**2, 0.0)
+        positive = np.where(lower.inequality, central.multiplier, 1.0)
+        along_rows = np.where(lower.inequality, -central.slack / positive**2, 0.0)
         barriers = sp.diags(2 * np.concatenate([along_y * point.state.adjoint, along_rows * point.state.sensitivity]))
         count = len(along_rows)
         weights = sp.csr_matrix(sp.block_diag([of_y, sp.csr_matrix((count, count))]) + barriers)
@@ -129,8 +134,8 @@ class SparsePath(Learning):
         return 0.5 * (curvature + curvature.T)
 
     def _factorise(self, central: InteriorPoint) -> None:
-        pressed = np.where(self.lower.inequality, central.force, 1.0)
-        give = np.where(self.lower.inequality, central.slack / pressed, 0.0) + central.softness
+        positive = np.where(self.lower.inequality, central.multiplier, 1.0)
+        give = np.where(self.lower.inequality, central.slack / positive, 0.0) + central.softness
         self.lower.factorise(central.x, central.y, central.below, central.above, give)
 
 
