@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.convex.minimise import Constraints, Objective, Outcome, minimise
-from bilevax.driver.solve import place_solver
+from bilevax.driver.compiled import place_solver
 from bilevax.model.problem import place
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.projection import RowSet, project_onto, squared_norm
