@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.convex.minimise import minimise
 from bilevax.convex.problem import Constraints, Objective, Outcome
-from bilevax.driver.solve import place_solver
+from bilevax.driver.compiled import place_solver
 from bilevax.model.problem import place
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.projection import RowSet, project_onto, squared_norm

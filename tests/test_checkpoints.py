@@ -17,8 +17,7 @@ import pytest
 import bilevax as bx
 from bilevax._support.precision import float64
 from bilevax.app.demo import made_up_network
-from bilevax.driver import checkpoints
-from bilevax.driver import solve as driver
+from bilevax.driver import checkpoints, verdict
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import validate
 from bilevax.problems.quadratic import random_quadratic
@@ -134,7 +133,7 @@ def same_answer(a, b):
 @pytest.fixture
 def certified_once(monkeypatch):
     """Give a point that was certified before, the same to the last bit, its certificate: here the way to it counts."""
-    known, certify = {}, driver.certify_flat
+    known, certify = {}, verdict.certify_flat
 
     def remembered(flat, *point):
         key = id(flat.problem), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(point))
@@ -142,7 +141,7 @@ def certified_once(monkeypatch):
             known[key] = certify(flat, *point), flat.problem  # while it is kept, its id is no other's
         return known[key][0]
 
-    monkeypatch.setattr(driver, "certify_flat", remembered)
+    monkeypatch.setattr(verdict, "certify_flat", remembered)
 
 
 class BreakOff(Exception):

@@ -15,7 +15,7 @@ from bilevax.app.demo import made_up_network
 from bilevax.certificate import certificate, challenge
 from bilevax.convex.programs import conic, linprog
 from bilevax.datasets import Dataset
-from bilevax.driver import solve as driver
+from bilevax.driver import chunks
 from bilevax.exact import phi
 from bilevax.model import scales
 from bilevax.problems import svm
@@ -148,7 +148,7 @@ def test_a_projection_inside_compiled_code_is_not_interrupted(limit):
 
 
 def test_a_compiled_solver_without_time_for_an_exact_start_begins_anyway(monkeypatch):
-    monkeypatch.setattr(driver, "solve_lower_level", lambda *_: clock.check(np.inf))
+    monkeypatch.setattr(chunks, "solve_lower_level", lambda *_: clock.check(np.inf))
     solution = bx.solve(toy(), 0.7, solver=bx.SFLCB(), max_steps=200, time_limit=100)
     assert solution.stats["steps"] == 200
 

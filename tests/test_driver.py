@@ -11,7 +11,8 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax._support.clock import OutOfTime
-from bilevax.driver import solve as driver
+from bilevax.driver.arguments import Limits
+from bilevax.driver.watch import Watch
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.base import HostSolver, Snapshot
 from known import TOY_MINIMA, bordered, slopes, toy
@@ -304,7 +305,7 @@ def test_history_is_a_table(solver):
 
 
 def test_history_of_a_search_that_counts_now_and_then():
-    watch = driver.Watch(time.monotonic(), 10, None, None, False)
+    watch = Watch(time.monotonic(), Limits(1e-6, 1e-8, 10, None))
     assert watch.history == {}
     watch.look(0, None, None, {"phase": "start", "upper": 1.0})
     watch.look(1, None, None, {"phase": "sweep", "upper": 1.0, "sweeps": 3})
@@ -363,7 +364,7 @@ def test_rate_and_time_left(step, limit, words, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     clock = iter([90.0, 100.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    watch = driver.Watch(0.0, 90_500, limit, None, True, steady=True)
+    watch = Watch(0.0, Limits(1e-6, 1e-8, 90_500, limit), progress=True, steady=True)
     watch.look(0, None, None, {"upper": 1.0})
     watch.look(step, None, None, {"upper": 1.0})
     line = live_lines(capsys.readouterr().err + "\r\033[K")[-1]

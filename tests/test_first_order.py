@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax.driver import solve as driver
+from bilevax.driver import verdict
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
@@ -142,8 +142,8 @@ def test_time_limit_is_kept_within_a_second(variant, links, monkeypatch):
         stopped.append(time.monotonic())
         return genuine(*arguments, **options)
 
-    genuine = driver.certify_flat
-    monkeypatch.setattr(driver, "certify_flat", certify)
+    genuine = verdict.certify_flat
+    monkeypatch.setattr(verdict, "certify_flat", certify)
 
     def seconds_until_certified(**options):
         began = time.monotonic()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from bilevax.driver import solve as driver
+from bilevax.driver import compiled
 from bilevax.model.problem import place, validate
 from bilevax.solvers.sflcb import SFLCBState
 
@@ -35,16 +35,16 @@ class Case:
     steps: int
     batched: bool = False
 
-    def prepare(self, steps: int) -> tuple[driver._Loop, Callable[[driver._Loop], driver._Loop]]:
+    def prepare(self, steps: int) -> tuple[compiled.Loop, Callable[[compiled.Loop], compiled.Loop]]:
         """Return the library's loop at its start, and its own compiled program that advances one by ``steps``.
 
         The program runs whole blocks with a stopping test after each; tolerances are such that it never holds.
         """
         member = jax.tree.map(lambda leaf: leaf[0], (self.x0, self.y0)) if self.batched else (self.x0, self.y0)
         validate(self.problem, *member)
-        problem, solver = place(self.problem, np.float64), driver.place_solver(self.solver, np.float64)
-        first = lambda x, y: driver._first(problem, solver, x, y, rtol=0.0, atol=-1.0)
-        advance = driver._advance
+        problem, solver = place(self.problem, np.float64), compiled.place_solver(self.solver, np.float64)
+        first = lambda x, y: compiled.loop_from_point(problem, solver, x, y, rtol=0.0, atol=-1.0)
+        advance = compiled.advance
         if self.batched:
             first = jax.vmap(first)
             advance = eqx.filter_jit(eqx.filter_vmap(advance, in_axes=(None, None, 0, None, None, None)))

@@ -7,9 +7,11 @@ from bilevax import datasets, problems
 from bilevax.certificate.certificate import Certificate, certify
 from bilevax.certificate.status import Status
 from bilevax.driver.comparison import Comparison, compare
+from bilevax.driver.compiled import RunResult, run
 from bilevax.driver.multistart import Multistart, multistart
 from bilevax.driver.solution import Solution
-from bilevax.driver.solve import Progress, RunResult, run, solve
+from bilevax.driver.solve import solve
+from bilevax.driver.watch import Progress
 from bilevax.exact.lower_level import LowerSolution, solve_lower_level
 from bilevax.model.coupling import AffineCoupling, LinearCoupling
 from bilevax.model.problem import BilevelProblem

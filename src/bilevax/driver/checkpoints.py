@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -131,6 +131,20 @@ class Checkpoint:
         """Yield the steps of a run that goes on from the file; see `trusted`."""
         with self.trusted():
             yield from steps
+
+
+class Files(NamedTuple):
+    """The checkpoints of a run: to which it writes its state, and from which it goes on; None where there is none."""
+
+    checkpoint: Checkpoint | None = None
+    resume: Checkpoint | None = None
+
+    @classmethod
+    def open(cls, checkpoint: Any, resume: Any, problem: BilevelProblem, solver: Any, **settings: Any) -> "Files":
+        """Return the checkpoints at two paths; see `Checkpoint`."""
+        return cls(
+            *(None if path is None else Checkpoint(path, problem, solver, **settings) for path in (checkpoint, resume))
+        )
 
 
 class _Refused(ValueError):

@@ -9,7 +9,8 @@ from jaxtyping import PyTree
 
 from bilevax._support.tables import aligned
 from bilevax.driver.solution import Solution
-from bilevax.driver.solve import Progress, solve
+from bilevax.driver.solve import solve
+from bilevax.driver.watch import Progress
 from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import AbstractSolver, HostSolver, ProblemRefused

@@ -13,19 +13,15 @@ from bilevax._support import trees
 from bilevax._support.clock import deadline
 from bilevax._support.precision import float64
 from bilevax.certificate.status import Status
+from bilevax.driver.arguments import Limits, Start, check_limits, chosen
+from bilevax.driver.checkpoints import Files
+from bilevax.driver.chunks import next_chunk
+from bilevax.driver.compiled import parts_of_run, shown
+from bilevax.driver.ending import Ending
+from bilevax.driver.search import search
 from bilevax.driver.solution import Solution
-from bilevax.driver.solve import (
-    Ending,
-    Watch,
-    certified,
-    check_arguments,
-    chosen,
-    conclude,
-    next_chunk,
-    parts_of_run,
-    search,
-    shown,
-)
+from bilevax.driver.verdict import certified, conclude
+from bilevax.driver.watch import Watch
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem, refuse_tracers, validate
@@ -103,16 +99,16 @@ def multistart(
         As in `solve`, for each start.
     """
     began = time.monotonic()
-    check_arguments(rtol, atol, max_steps, time_limit)
+    check_limits(rtol, atol, max_steps, time_limit)
     method = chosen(solver)
     points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
-    limit = method.default_max_steps if max_steps is None else int(max_steps)
-    new_watch = lambda: Watch(began, limit, time_limit, None, False)
+    limits = Limits.of(method, rtol, atol, max_steps, time_limit)
+    new_watch = lambda: Watch(began, limits)
     with float64():
         endings = (
-            _one_by_one(problem, points, y0, method, rtol, new_watch)
+            _one_by_one(problem, points, y0, method, new_watch)
             if isinstance(method, HostSolver)
-            else _all_at_once(problem, points, y0, method, rtol, atol, new_watch())
+            else _all_at_once(problem, points, y0, method, new_watch())
         )
         merged, answer_of = _merge(endings)
         flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
@@ -121,7 +117,7 @@ def multistart(
             now = time.monotonic()
             with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
                 judged = certified(flat, method, ending)
-            solutions.append(conclude(method, *judged, watch, rtol))
+            solutions.append(conclude(method, *judged, watch))
     order = _ranked(solutions)
     position = np.argsort(order)
     return Multistart(tuple(solutions[i] for i in order), position[answer_of])
@@ -149,16 +145,16 @@ def _one_by_one(
     points: list[PyTree],
     y0: PyTree,
     solver: HostSolver,
-    rtol: float,
     new_watch: Callable[[], Watch],
 ) -> list[tuple[Ending, Watch]]:
+    """Search from one start after another, as long as there is time."""
     endings = []
     for point in points:
         watch = new_watch()
         if endings and time.monotonic() >= watch.ends:
             break
         x, y_like, y = validate(problem, point, y0)
-        endings.append((search(FlatProblem(problem, x, y_like), solver, x, y, None, rtol, watch), watch))
+        endings.append((search(FlatProblem(problem, x, y_like), solver, Start(x, y_like, y), watch, Files()), watch))
     return endings
 
 
@@ -167,20 +163,20 @@ def _all_at_once(
     points: list[PyTree],
     y0: PyTree,
     solver: AbstractSolver,
-    rtol: float,
-    atol: float,
     watch: Watch,
 ) -> list[tuple[Ending, Watch]]:
+    """Run a compiled solver from all starts in one program."""
+    limits, limit = watch.limits, watch.limits.max_steps
     stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf, float) for leaf in leaves]), *points)
-    parts = parts_of_run(problem, y0, solver, rtol, atol)
+    parts = parts_of_run(problem, y0, solver, limits.rtol, limits.atol)
     begin, advance = (jax.jit(jax.vmap(part, axes)) for part, axes in zip(parts, (0, (0, None)), strict=True))
-    loop, stop, chunk = begin(stacked), 0, solver.check_every if watch.attentive else watch.limit
-    while stop < watch.limit and not bool((loop.converged | loop.diverged).all()) and time.monotonic() < watch.ends:
+    loop, stop, chunk = begin(stacked), 0, solver.check_every if watch.attentive else limit
+    while stop < limit and not bool((loop.converged | loop.diverged).all()) and time.monotonic() < watch.ends:
         tick = time.monotonic()
-        stop = min(watch.limit, stop + chunk)
+        stop = min(limit, stop + chunk)
         loop = jax.block_until_ready(advance(loop, jnp.asarray(stop)))
         chunk = next_chunk(chunk, time.monotonic() - tick, solver.check_every)
-    watch.ended = Status.MAX_STEPS if stop >= watch.limit else Status.TIME_LIMIT
+    watch.ended = Status.MAX_STEPS if stop >= limit else Status.TIME_LIMIT
     pick = lambda tree, index: jax.tree.map(lambda leaf: np.asarray(leaf[index]), tree)
     results = [shown(problem, solver, pick(loop, index)) for index in range(len(points))]
     return [

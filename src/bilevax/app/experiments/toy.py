@@ -9,8 +9,8 @@ from bilevax._support.precision import float64
 from bilevax.app import plot
 from bilevax.app.experiments.report import Report, parameters, say
 from bilevax.app.experiments.trajectory import first_state
+from bilevax.driver.compiled import place_solver
 from bilevax.driver.multistart import multistart
-from bilevax.driver.solve import place_solver
 from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.model.problem import place
 from bilevax.problems.toy import LOCAL_MINIMA, toy

@@ -12,8 +12,8 @@ from jaxtyping import PyTree
 
 from bilevax._support.precision import float64
 from bilevax.driver.comparison import follow
+from bilevax.driver.compiled import place_solver
 from bilevax.driver.solution import Solution
-from bilevax.driver.solve import place_solver
 from bilevax.model.problem import BilevelProblem, place
 from bilevax.solvers.base import AbstractSolver, HostSolver
 from bilevax.solvers.sflcb import SFLCBState

@@ -1,0 +1,151 @@
+"""The compiled loop of a solver, and `run`, the pure twin of `solve` for ``jit`` and ``vmap``.
+
+The loop runs whole blocks of steps, with a stopping test after each block. Blocks always end at multiples of
+``solver.check_every``, so how a run was cut into chunks does not change a single bit of it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree
+
+from bilevax._support import trees
+from bilevax.driver.arguments import chosen
+from bilevax.model.problem import BilevelProblem, place, validate
+from bilevax.solvers.base import AbstractSolver, HostSolver
+
+# An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
+_DIVERGENCE_FACTOR = 1e12
+
+
+class RunResult(NamedTuple):
+    """What `run` returns: arrays only, so that it may be batched."""
+
+    x: PyTree
+    y: PyTree
+    multipliers: PyTree
+    steps: Int[Array, ""]
+    converged: Bool[Array, ""]
+    diverged: Bool[Array, ""]
+    residuals: dict[str, Array]
+    state: Any
+
+
+class Loop(NamedTuple):
+    """Where the loop stands: the solver's state, what the last stopping test said, and how large a state may get."""
+
+    state: Any
+    steps: Any
+    converged: Any
+    diverged: Any
+    residuals: dict[str, Any]
+    bound: Any
+
+
+def run(
+    problem: BilevelProblem,
+    x0: PyTree,
+    *,
+    y0: PyTree = None,
+    solver: AbstractSolver,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    max_steps: int | None = None,
+) -> RunResult:
+    """Run a solver as a pure function of arrays, without host work: no certificate, no clock, no callback.
+
+    It runs in the precision of x0 under JAX's current settings, and may be transformed by ``jit`` and ``vmap``. The
+    lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
+    """
+    if isinstance(chosen(solver), HostSolver):
+        raise ValueError(
+            f"solver: run expects a compiled solver such as SFLCB(...), got {type(chosen(solver)).__name__}, "
+            "which works on the host: use solve(...)."
+        )
+    limit = solver.default_max_steps if max_steps is None else max_steps
+    begin, go_on = parts_of_run(problem, y0, solver, rtol, atol)
+    return shown(problem, solver, go_on(begin(x0), jnp.asarray(limit)))
+
+
+def parts_of_run(
+    problem: BilevelProblem, y0: PyTree, solver: AbstractSolver, rtol: float, atol: float
+) -> tuple[Callable[[PyTree], Loop], Callable[[Loop, Any], Loop]]:
+    """Return the two pure functions that `run` is made of: from x0 to where a run begins, and on to so many steps."""
+    dtype = jnp.result_type(float)
+    placed, method = place(problem, dtype), place_solver(solver, dtype)
+    tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
+
+    def begin(x0: PyTree) -> Loop:
+        x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
+        solver.check(problem, x, y_like)
+        x = placed.x_set.project(x)
+        if y is None:
+            y = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), y_like)
+        return loop_from_point(placed, method, x, placed.y_set.project(y), *tolerances)
+
+    return begin, lambda loop, limit: advance(placed, method, loop, limit, *tolerances)
+
+
+def shown(problem: BilevelProblem, solver: AbstractSolver, loop: Loop) -> RunResult:
+    """Return what `run` shows of where it has come to."""
+    point = solver.iterate(loop.state)
+    return RunResult(
+        x=point.x,
+        y=point.y,
+        multipliers=problem.unwrap_rows(point.multipliers),
+        steps=loop.steps,
+        converged=loop.converged,
+        diverged=loop.diverged,
+        residuals=loop.residuals,
+        state=loop.state,
+    )
+
+
+def place_solver(solver: AbstractSolver, dtype: Any) -> AbstractSolver:
+    """Return the solver with its parameters on the device in ``dtype``."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if isinstance(leaf, np.ndarray) else leaf, solver)
+
+
+@eqx.filter_jit
+def loop_from_point(
+    problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree, rtol: Any, atol: Any
+) -> Loop:
+    """Return the loop before its first step, at a start inside X and Y."""
+    return loop_from_state(problem, solver, solver.init(problem, x, y), rtol, atol)
+
+
+@eqx.filter_jit
+def loop_from_state(problem: BilevelProblem, solver: AbstractSolver, state: Any, rtol: Any, atol: Any) -> Loop:
+    """Return a loop that begins with this state: no steps yet, the stopping test done."""
+    done, residuals = solver.terminate(problem, state, rtol, atol)
+    bound = _DIVERGENCE_FACTOR * (1 + trees.max_abs(state))
+    return Loop(state, jnp.zeros((), int), done, jnp.logical_not(trees.all_finite(state)), residuals, bound)
+
+
+@eqx.filter_jit
+def advance(problem: BilevelProblem, solver: AbstractSolver, loop: Loop, limit: Any, rtol: Any, atol: Any) -> Loop:
+    """Run to ``limit`` steps or until the stopping test holds, in blocks of ``check_every``."""
+    block = solver.check_every
+    step = lambda _, state: solver.step(problem, state)
+
+    def checked(before: Loop, state: Any, count: Any) -> Loop:
+        sane = trees.all_finite(state) & (trees.max_abs(state) <= before.bound)
+        # After a divergence the last sane state is kept: it can be looked at, NaN cannot.
+        state = jax.tree.map(lambda new, old: jnp.where(sane, new, old), state, before.state)
+        done, residuals = solver.terminate(problem, state, rtol, atol)
+        return Loop(state, before.steps + jnp.where(sane, count, 0), done & sane, ~sane, residuals, before.bound)
+
+    def proceed(loop: Loop) -> Any:
+        return (loop.steps + block <= limit) & ~loop.converged & ~loop.diverged
+
+    # The block length is static: under vmap a trip count that differs between members would make every step masked.
+    loop = jax.lax.while_loop(
+        proceed, lambda loop: checked(loop, jax.lax.fori_loop(0, block, step, loop.state), block), loop
+    )
+    rest = jnp.where(loop.converged | loop.diverged, 0, jnp.clip(limit - loop.steps, 0, block))
+    finish = lambda loop: checked(loop, jax.lax.fori_loop(0, rest, step, loop.state), rest)
+    return jax.lax.cond(rest > 0, finish, lambda loop: loop, loop)

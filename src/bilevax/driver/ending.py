@@ -1,0 +1,26 @@
+"""`Ending`: how a run came out, before it is judged."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import PyTree
+
+from bilevax.certificate.status import Status
+
+
+class Ending(NamedTuple):
+    """How a run came out, whichever solver ran.
+
+    A search that was stopped between exact points may have been on its way to a better one: ``later`` returns it, made
+    exact, or None.
+    """
+
+    x: PyTree
+    y: PyTree
+    steps: int
+    converged: bool
+    failure: Status | None = None
+    state: Any = None
+    sweeps: int | None = None
+    exact: bool = False
+    later: Callable[[], tuple[PyTree, PyTree] | None] = lambda: None
