@@ -17,7 +17,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/bilevax demo --report build/demo.html
 
-test: lint types unit
+test: lint types docs unit
 
 lint: install
 	$(BIN)/ruff check .

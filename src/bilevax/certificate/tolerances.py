@@ -1,4 +1,4 @@
-"""`TOLERANCES`: all thresholds that decide what a certificate says, in one record.
+"""``TOLERANCES``: all thresholds that decide what a certificate says, in one record.
 
 Numbers that only limit the work (how many branches, how many points) stay where the work is done. All lengths, slopes
 and multipliers are in natural units (see `bilevax.model.scales`), in which 1 is the size of an ordinary term.

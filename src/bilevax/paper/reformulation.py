@@ -3,7 +3,7 @@
     Phi_delta(x) = min over y, max over z of  f(x, y) + [g(x, y) - g(x, z)] / delta,   y and z feasible at x
 
 Everything but `augmented_lagrangian` is exact and runs on the host in float64, whatever JAX's settings: the
-minimisers come from `bilevax.convex`, which shares no code with the solvers.
+minimisers come from ``bilevax.convex``, which shares no code with the solvers.
 """
 
 import dataclasses

@@ -214,7 +214,7 @@ def step_sizes_for(
     delta
         The penalty; the smaller of 0.1 and the largest allowed, mu_g / (2 l_f1), when absent.
     constants
-        What is known of the problem; see `estimate_constants` for the rest.
+        What is known of the problem; see `bilevax.paper.constants.estimate_constants` for the rest.
     setting
         Which theorem; "uncoupled" where B = 0, when absent.
 
