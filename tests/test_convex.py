@@ -738,3 +738,13 @@ def test_an_exponential_with_a_bound_has_a_minimum():
     solution = minimise(separable(np.exp, np.exp, np.exp), rows(np.eye(2), -20.0))
     assert solution.outcome is Outcome.OPTIMAL
     assert solution.y == pytest.approx([-20.0, -20.0])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_cost_of_rounding_size_next_to_a_tie_is_seen(sign):
+    cost = np.array([sign * 2e-13, 1.0, -0.7])
+    objective = Objective(lambda y: float(cost @ y), lambda y: cost, lambda y: sparse.csc_matrix((3, 3)))
+    box = Constraints(sparse.csr_matrix(sparse.eye(3)), np.zeros(3), np.array([0.8, 1.0, 0.6]))
+    found = minimise(objective, box)
+    assert found.outcome is Outcome.OPTIMAL
+    np.testing.assert_allclose(found.y, [0.0 if sign > 0 else 0.8, 0.0, 0.6], atol=1e-9)

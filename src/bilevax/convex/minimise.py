@@ -23,6 +23,9 @@ from bilevax.convex.programs import linprog
 _SIMPLEX = 40_000  # up to this many rows and variables the smallest relaxation is found by the simplex method
 _MAX_ITERATIONS = 100
 _PATIENCE = 20  # iterations after which to ask whether there is a minimiser
+_TOLD = 1e-7  # multipliers, relative to the largest cost, that a linear program can tell from zero
+_TIES = 4  # how often costs may be too small for the others
+_COST_ROUNDING = 1e-15  # relative to the largest, costs that are none
 SHARP = 1e-14  # complementarity: with the active rows known it is rounding
 
 
@@ -81,6 +84,10 @@ def minimise(
             cold = _newton(objective, constraints, *with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
             result = result if blunter else _better(result, cold)
+        if start is None and result.outcome is Outcome.INACCURATE and result.infeasibility <= tolerance:
+            vertex = _lowest_vertex(objective, constraints, result.y)
+            if vertex is not None:
+                result = _better(result, minimise(objective, constraints, vertex, tolerance=tolerance))
     if result is not None and (result.outcome is not Outcome.INACCURATE or result.infeasibility <= tolerance):
         return result
     # Nothing clean came out: measure how feasible the problem is, and solve the nearest feasible one.
@@ -101,6 +108,46 @@ def minimise(
             break
     assert result is not None
     return result
+
+
+def _lowest_vertex(objective: Objective, constraints: Constraints, y: np.ndarray) -> np.ndarray | None:
+    """The vertex where a linear objective is least, costs counted however small they are; None for other objectives.
+
+    Next to a tie, a linear program has costs that no solver can tell from zero. So the costs that it can tell are met
+    first, and those that are left over decide on the face where they are: stretched, and as often as needed.
+    """
+    if constraints.balls or y.size > BASIC or np.any(objective.hessian(y).data):
+        return None
+    matrix, cost = constraints.matrix, objective.gradient(y)
+    low, high, rounding = constraints.lower.copy(), constraints.upper.copy(), _COST_ROUNDING * np.max(abs(cost))
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    for _ in range(_TIES):
+        size = float(np.max(abs(cost), initial=0.0))
+        if not size > rounding:
+            break
+        equal, above, below = low == high, (low < high) & np.isfinite(high), (low < high) & np.isfinite(low)
+        answer = linprog(
+            cost / size,
+            A_ub=sparse.vstack([matrix[above], -matrix[below]]),
+            b_ub=np.concatenate([high[above], -low[below]]),
+            A_eq=matrix[equal],
+            b_eq=high[equal],
+            bounds=(None, None),
+            method="highs",
+            options=options,
+        )
+        if answer.status != 0:
+            return None
+        y, push = answer.x, np.zeros(len(low))
+        push[equal] = 1.0
+        push[above] = abs(answer.ineqlin.marginals[: above.sum()])
+        push[below] += abs(answer.ineqlin.marginals[above.sum() :])
+        met = push > _TOLD
+        image = np.clip(matrix @ y, low, high)
+        low[met], high[met] = image[met], image[met]
+        held = matrix[met].toarray()
+        cost = cost - held.T @ np.linalg.lstsq(held.T, cost, rcond=None)[0]
+    return y
 
 
 def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
