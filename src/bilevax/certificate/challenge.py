@@ -116,9 +116,13 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
     identity = sp.csc_matrix(sp.eye(len(x)))
     itself = ConvexSolution(x, np.zeros(len(rows.lower)), np.zeros(len(rows.balls)), Outcome.OPTIMAL)
     nearby = Nearby(constraints, itself)
+    small = not rows.balls and rows.matrix.shape[0] * len(x) <= _SMALL_SET
+    matrix = rows.matrix.toarray() if small else None
 
     def nearest(v: np.ndarray) -> np.ndarray:
-        found = v if rows.violation(v) <= TOLERANCES.on_x_set else _onto_violated_rows(rows, v)
+        found = v if rows.violation(v) <= TOLERANCES.on_x_set else None
+        if found is None and matrix is not None:
+            found = _onto_violated_rows(rows, matrix, v)
         if found is not None:
             return found
         distance = Objective(lambda z: 0.5 * float((z - v) @ (z - v)), lambda z: z - v, lambda z: identity)
@@ -127,12 +131,12 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
     return nearest
 
 
-def _onto_violated_rows(rows: SetRows, v: np.ndarray) -> np.ndarray | None:
-    """Return the nearest point to v with the rows that v violates as equations, if it is in X."""
-    if rows.balls or rows.matrix.shape[0] * len(v) > _SMALL_SET:
-        return None
-    matrix, point = rows.matrix.toarray(), v
-    violated = np.zeros(len(matrix), bool)
+def _onto_violated_rows(rows: SetRows, matrix: np.ndarray, v: np.ndarray) -> np.ndarray | None:
+    """Return the nearest point to v with the rows that v violates as equations, if it is in X.
+
+    ``matrix`` is that of the rows, as an array.
+    """
+    point, violated = v, np.zeros(len(matrix), bool)
     for _ in range(_CORRECTIONS):
         image = matrix @ point
         violated |= (image < rows.lower) | (image > rows.upper)

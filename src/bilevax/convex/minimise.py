@@ -23,6 +23,7 @@ from bilevax.convex.programs import linprog
 _SIMPLEX = 40_000  # up to this many rows and variables the smallest relaxation is found by the simplex method
 _MAX_ITERATIONS = 100
 _PATIENCE = 20  # iterations after which to ask whether there is a minimiser
+_SHARP_SIMPLEX = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 _TOLD = 1e-7  # multipliers, relative to the largest cost, that a linear program can tell from zero
 _TIES = 4  # how often costs may be too small for the others
 _COST_ROUNDING = 1e-15  # relative to the largest, costs that are none
@@ -120,7 +121,6 @@ def _lowest_vertex(objective: Objective, constraints: Constraints, y: np.ndarray
         return None
     matrix, cost = constraints.matrix, objective.gradient(y)
     low, high, rounding = constraints.lower.copy(), constraints.upper.copy(), _COST_ROUNDING * np.max(abs(cost))
-    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
     for _ in range(_TIES):
         size = float(np.max(abs(cost), initial=0.0))
         if not size > rounding:
@@ -134,7 +134,7 @@ def _lowest_vertex(objective: Objective, constraints: Constraints, y: np.ndarray
             b_eq=high[equal],
             bounds=(None, None),
             method="highs",
-            options=options,
+            options=_SHARP_SIMPLEX,
         )
         if answer.status != 0:
             return None
@@ -168,11 +168,10 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
     status, point = None, np.full(size + 1, np.nan)
     if not constraints.balls and number + size <= _SIMPLEX:
         # A simplex vertex is exact to rounding, which an interior point is not.
-        options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
         above, below = np.isfinite(rows.upper), np.isfinite(rows.lower)
         matrix = sparse.vstack([rows.matrix[above], -rows.matrix[below]])
         side = np.concatenate([rows.upper[above], -rows.lower[below]])
-        answer = linprog(cost, matrix, side, bounds=(None, None), method="highs", options=options)
+        answer = linprog(cost, matrix, side, bounds=(None, None), method="highs", options=_SHARP_SIMPLEX)
         status, point = {0: Status.SOLVED, 2: Status.INFEASIBLE}.get(answer.status), answer.x
     if status is None:
         flat = sparse.csc_matrix((size + 1, size + 1))

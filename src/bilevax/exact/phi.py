@@ -25,7 +25,7 @@ from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
-from bilevax.exact.response import Response
+from bilevax.exact.response import affine_response
 from bilevax.exact.spread import value_spread
 from bilevax.model.flat import FlatProblem
 
@@ -100,12 +100,13 @@ class Surroundings:
 
     def __init__(self, flat: FlatProblem, x: np.ndarray, lower: ConvexSolution):
         self._flat = flat
-        self._response = Response(flat, x, lower)
+        self._response = affine_response(flat, x, lower)
         self._nearby = Nearby(constraints_at(flat, x), lower)
 
     def evaluate(self, x: np.ndarray) -> Phi:
         """Evaluate Phi at another x."""
-        flat, lower = self._flat, self._response.at(x)
+        flat = self._flat
+        lower = None if self._response is None else self._response.at(x)
         if lower is None:
             lower = self._nearby.minimise(objective_at(flat, x), constraints_at(flat, x))
         return _phi(flat, x, lower, thorough=False)
