@@ -243,7 +243,7 @@ def test_every_learner_of_the_default_declares_its_state():
             for _ in settings.get("solver", bx.Default()).search(flat, np.asarray(x0), None, 1e-6, diary=Spy()):
                 pass
     kinds = {type(made).__name__ for made, _ in seen}
-    assert kinds == {"FlatProblem", "LowerModel", "CentralPath", "InteriorLower", "SparsePath", "PairOracle"}
+    assert kinds == {"FlatProblem", "DenseAlgebra", "CentralLower", "CentralPath", "PairOracle"}
     for made, before in seen:
         changed = {name for name in before if not name.startswith("_") and vars(made)[name] is not before[name]}
         assert changed <= set(made.state._fields), (type(made), changed)
@@ -356,7 +356,7 @@ def test_checkpoints_of_another_version_are_refused(written, written_by_the_defa
 
 def test_a_checkpoint_names_no_class_but_our_own(written_by_the_default, tmp_path):
     path = tmp_path / "run.ckpt"
-    ours, foreign = b'["bilevax.solvers.default.lower", "LowerPoint"]', b'["subprocess", "Popen"]'
+    ours, foreign = b'["bilevax.solvers.default.exact_point", "ExactPoint"]', b'["subprocess", "Popen"]'
     data = written_by_the_default.read_bytes()[:-32].replace(ours, foreign)
     path.write_bytes(data + hashlib.sha256(data).digest())
     with pytest.raises(ValueError, match=r"expected a record of bilevax, got subprocess.Popen"):

@@ -7,7 +7,7 @@ import pytest
 import bilevax as bx
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
-from bilevax.solvers.default.lower import LowerModel
+from bilevax.solvers.default.dense_lower import DenseLower
 from known import RECORDS, built, each_record, judge
 
 # One start finds another local minimum there: Phi has two on either side of a stretch of infeasible x.
@@ -142,9 +142,9 @@ def test_warm_start_for_changed_data_uses_the_multipliers(monkeypatch):
     )
     first = bx.solve(problem(0.0), np.ones(4))
     seen = []
-    genuine = LowerModel.solve
+    genuine = DenseLower.solve
     monkeypatch.setattr(
-        LowerModel, "solve", lambda self, x, y, active=None: seen.append(active) or genuine(self, x, y, active)
+        DenseLower, "solve", lambda self, x, y, active=None: seen.append(active) or genuine(self, x, y, active)
     )
     warm = bx.solve(problem(0.01), np.ones(4), warm_start=first)
     cold = bx.solve(problem(0.01), np.ones(4))

@@ -8,10 +8,10 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
-from bilevax.solvers.default import pieces
-from bilevax.solvers.default.lower import LowerModel
-from bilevax.solvers.default.pieces import evaluate_exactly, reduce
+from bilevax.solvers.default import dense_pieces as dense_pieces_module
+from bilevax.solvers.default.dense_pieces import dense_pieces
 from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
+from bilevax.solvers.default.upper_set import UpperSet
 
 
 def _program(seed, size=20, count=40, equalities=0):
@@ -78,14 +78,15 @@ def test_curvature_is_that_of_the_point_asked_for(upper):
 
 def test_reduction_in_the_space_of_the_rows_equals_that_by_directions(monkeypatch):
     flat, x, _ = _flat("quadratic")
-    model = LowerModel(flat)
-    point = evaluate_exactly(model, x, np.zeros(20), None)
+    pieces = dense_pieces(flat, UpperSet(flat.x_rows), x, np.zeros(20))
+    point = pieces.evaluate(x, np.zeros(20))
     assert point is not None
-    active = np.flatnonzero(point.lower.multiplier > 1e-9)
+    active = np.flatnonzero(point.multiplier > 1e-9)
     assert len(active) >= 3
-    by_directions = reduce(model, point.lower, active[1:], active[:1])
-    monkeypatch.setattr(pieces, "_FEW_VARIABLES", 0)
-    by_rows = reduce(model, point.lower, active[1:], active[:1])
+    model = pieces.model(point, pieces.trust(point, 1e-6))
+    by_directions = model.reduce(active[1:], active[:1])
+    monkeypatch.setattr(dense_pieces_module, "_FEW_VARIABLES", 0)
+    by_rows = model.reduce(active[1:], active[:1])
     np.testing.assert_allclose(by_rows.hessian, by_directions.hessian, rtol=1e-9, atol=1e-9)
 
 

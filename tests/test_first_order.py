@@ -14,7 +14,7 @@ from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
 from bilevax.solvers.default import first_order, first_order_sweeps
-from bilevax.solvers.default.quadratic_program import UpperSet
+from bilevax.solvers.default.upper_set import UpperSet
 
 SOLVER = bx.Default(variant="first-order")
 

@@ -11,13 +11,18 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.problems import NetworkDesign
-from bilevax.solvers.default.central_path import Barrier
-from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_point import EXACT, evaluate_jointly, residual
+from bilevax.solvers.default.central_lower import CentralLower
+from bilevax.solvers.default.central_path import Barrier, CentralPath
+from bilevax.solvers.default.conditions import point_at
+from bilevax.solvers.default.dense_algebra import DenseAlgebra
 from bilevax.solvers.default.newton import box_step
 from bilevax.solvers.default.other_multipliers import other_multipliers
-from bilevax.solvers.default.quadratic_program import UpperSet, nearest_on_rows, solve_qp
-from bilevax.solvers.default.sparse_path import SparsePath
+from bilevax.solvers.default.quadratic_program import nearest_on_rows, solve_qp
+from bilevax.solvers.default.restoration import EXACT
+from bilevax.solvers.default.rows import stack_rows
+from bilevax.solvers.default.sparse_algebra import SparseAlgebra
+from bilevax.solvers.default.sparse_pieces import SparsePieces
+from bilevax.solvers.default.upper_set import UpperSet
 from shared_data import data_file
 from test_first_order import _chain
 
@@ -64,11 +69,23 @@ def network(name: str) -> tuple[bx.BilevelProblem, int, int]:
     return problem, len(links), size
 
 
-def test_derivatives_of_the_smoothed_objective():
+def central_lower(flat: FlatProblem, sparse: bool) -> CentralLower:
+    rows = stack_rows(flat, *flat.y_rows.intervals(), sparse=sparse)
+    algebra = SparseAlgebra(flat, rows) if sparse else DenseAlgebra(flat, rows, np.ones(flat.n_y, bool))
+    return CentralLower(flat, rows, algebra)
+
+
+def sparse_pieces(flat: FlatProblem) -> SparsePieces:
+    return SparsePieces(flat, UpperSet(flat.x_rows), central_lower(flat, sparse=True))
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_derivatives_of_the_smoothed_objective(sparse):
     problem, links, size = network("net3.json")
     flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
-    x = np.random.default_rng(1).uniform(0.3, 1.0, links)
-    oracle, smoothing = SparsePath(InteriorLower(flat), x), Barrier(0.05, 1e-3, kappa=2.0)
+    x, lower = np.random.default_rng(1).uniform(0.3, 1.0, links), central_lower(flat, sparse)
+    smoothing = Barrier(0.05, 1e-3, kappa=2.0)
+    oracle = CentralPath(lower, lower.start(x, np.zeros(size)), smoothing)
     point = oracle.evaluate(x, smoothing, oracle.begin())
     at = lambda shift: oracle.evaluate(x + shift, smoothing, point)
     ways = 1e-5 * np.eye(links)
@@ -90,7 +107,7 @@ def test_exact_evaluation_agrees_with_the_certificate():
     problem, links, size = network("net3.json")
     flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
     x = np.random.default_rng(3).uniform(0.3, 1.0, links)
-    point = evaluate_jointly(InteriorLower(flat), UpperSet(flat.x_rows), x)
+    point = sparse_pieces(flat).evaluate(x, np.zeros(size))
     assert point is not None
     assert point.value == pytest.approx(bx.certify(problem, x).value, abs=1e-7)
 
@@ -134,16 +151,16 @@ def test_other_multipliers_are_the_extremes_of_full_links_in_a_row():
     design = NetworkDesign.from_arrays([0, 1], [1, 2], [0.1, 0.2], 1.0, [0], [2], [1.0], [2.0], [1.0])
     problem, x = design.problem(), np.array([0.4, 0.4])
     flat = FlatProblem(problem, x, problem.y_like)
-    lower = InteriorLower(flat)
-    point = evaluate_jointly(lower, UpperSet(flat.x_rows), x)
+    pieces = sparse_pieces(flat)
+    point = pieces.evaluate(x, np.zeros(flat.n_y))
     assert point is not None
-    prices = lower.inequality & (np.diff(lower.B.indptr) > 0)
+    prices = pieces.rows.inequality & (np.diff(pieces.rows.B.indptr) > 0)
     # The share 0.4 is chosen at a price of ln(0.6 / 0.4) + 2 - 0.3, in the units of unit rows.
     total = (np.log(0.6 / 0.4) + 1.7) * np.sqrt(2)
     assert point.multiplier[prices].sum() == pytest.approx(total, abs=1e-6)
-    others = list(other_multipliers(lower, point))
+    others = list(other_multipliers(pieces, point))
     for other in others:
-        assert residual(lower, other) <= EXACT
+        assert point_at(pieces, other.x, other.y, other.multiplier[: pieces.rows.general])[1] <= EXACT
         assert np.array_equal(other.x, point.x)
         assert np.array_equal(other.y, point.y)
     found = sorted(tuple(np.round(other.multiplier[prices] / total, 6)) for other in others)

@@ -1,87 +1,89 @@
-"""The direct oracle: Phi smoothed by the lower level's central path.
+"""The direct oracle: Phi smoothed by the lower level's central path, with first and second derivatives in x.
 
-With a barrier mu and a softness eps the rows have ``multiplier * slack = mu`` and may be violated by
-``eps * multiplier``: an answer y(x) exists for every x, is unique and smooth, and its gradient costs one more solve
-with the factor at hand. The smoothed objective is
+    F(x) = f(x, y(x)) + kappa * softness * sum(multiplier),
 
-    f(x, y(x)) + kappa * eps * sum(multiplier),
+whose second term is the price of leaving the set of x for which the lower level is feasible. With K the KKT matrix at
+the central point and ``K (p, q) = (grad_y f, kappa softness)``,
 
-whose second term is the price of leaving the set of x for which the lower level is feasible.
+    grad F = grad_x f - g_yx' p - B' q,
+
+and its Hessian follows from the second derivatives of ``f - p' grad_y g`` and of the barriers along the directions
+``(1, dy/dx, dmultiplier/dx)``, which cost one solve with K each.
 """
 
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
-from bilevax.solvers.default.cholesky import factorise, lifted, solve_factored
-from bilevax.solvers.default.complementarity import centre
-from bilevax.solvers.default.lower import CAUTIOUS, Expansion, LowerModel, LowerPoint
+from bilevax.solvers.default.central_lower import CentralLower, CentralPoint
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.diary import Learning
 
 
 @dataclasses.dataclass(frozen=True)
 class Barrier:
-    """How much is smoothed: the barrier mu, the softness eps of the rows, and the penalty kappa on violated rows."""
+    """How much is smoothed: the barrier, the softness of the rows, and the penalty kappa on violated rows."""
 
     barrier: float
     softness: float
     kappa: float
 
 
-class _State(NamedTuple):
-    """Slacks of the inequality rows, and the derivative of the smoothed objective in each row's right-hand side."""
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """The central point and the adjoints p and q there."""
 
-    slack: np.ndarray
+    central: CentralPoint
+    adjoint: np.ndarray
     sensitivity: np.ndarray
 
 
-class CentralState(NamedTuple):
-    """The size of the multipliers met so far."""
+class PathState(NamedTuple):
+    """Within what radius the second derivatives last told the truth."""
 
-    multiplier_scale: float
+    radius: float
 
 
 class CentralPath(Learning):
-    """The smoothed objective around an exact lower-level point."""
+    """The smoothed objective from a start on, smoothed as much as ``first`` says to begin with."""
 
-    State = CentralState
+    State = PathState
 
-    def __init__(self, model: LowerModel, start: LowerPoint):
-        self.model, self.start, self.inequality = model, start, model.rows.inequality
-        there = model.flat.lower_derivatives(start.x, start.y)
-        pull = np.abs(model.gradient(start.y, there)).max(initial=0.0)
-        # The first smoothing is large against the rows' own slacks and multipliers.
-        self.multiplier_scale = max(start.multiplier[self.inequality].max(), 1e-3 * pull, 1e-6)
+    def __init__(self, lower: CentralLower, start: CentralPoint, first: Barrier):
+        self.lower, self.start, self.first = lower, start, first
+        self.radius = np.inf
+        # Where `hessian` was evaluated last, and the derivative of y and the general rows' multipliers there.
+        self._tangent: tuple[CentralPoint, np.ndarray] | None = None
 
     def begin(self) -> SmoothPoint | None:
         """Return the smoothed point at the start, at no price yet."""
-        lower = self.start
-        slack = np.median(np.abs(lower.value[self.inequality])) + 1e-3
-        softness = 1e-3 * float(np.diag(lower.expansion.compliance)[self.inequality].mean())
-        return self._evaluate(lower.x, Barrier(10 * self.multiplier_scale * slack, softness, kappa=0.0), None, lower.y)
+        return self._evaluate(self.start.x, self.first, self.start)
 
     def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
-        """Return the smoothed point at x, started from a near one."""
-        return self._evaluate(x, smoothing, warm, warm.y)
+        """Return the smoothed point at x, started from a near one, and along the tangent where it is known."""
+        central = warm.state.central
+        if self._tangent is not None and self._tangent[0] is central:
+            central = self.lower.moved(central, x, (x - central.x) @ self._tangent[1])
+        return self._evaluate(x, smoothing, central)
 
     def price(self, point: SmoothPoint) -> float:
         """Return a price for leaving the feasible set: above the rows' typical marginal value."""
-        return 2 * float(np.quantile(np.abs(point.state.sensitivity[self.inequality]), 0.75))
+        rows = self.lower.rows
+        marginal = np.abs(point.state.sensitivity[: rows.general][rows.inequality[: rows.general]])
+        return 2 * float(np.quantile(marginal, 0.75)) if len(marginal) else 0.0
 
     def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
         """Return the point at the same x with ten times less smoothing."""
+        self._tangent = None  # of no use beyond the stage: a run resumed there would not know it
         before = point.smoothing
         tighter = dataclasses.replace(before, barrier=0.1 * before.barrier, softness=0.1 * before.softness)
-        return self._evaluate(point.x, tighter, None, point.y)
+        return self._evaluate(point.x, tighter, point.state.central)
 
     def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Barrier]:
         """Return where the next stage starts, and its smoothing."""
-        # Where hardly any row was active at x0, the multipliers met on the way are the better scale.
-        grown = float(np.clip(np.quantile(point.multiplier[self.inequality], 0.9) / self.multiplier_scale, 1.0, 10.0))
-        self.multiplier_scale *= grown
-        return point, dataclasses.replace(stiff.smoothing, barrier=grown * stiff.smoothing.barrier)
+        return stiff, stiff.smoothing
 
     def refit(self, point: SmoothPoint) -> SmoothPoint | None:
         """Return None: a stage's smoothing stays as it is."""
@@ -91,81 +93,52 @@ class CentralPath(Learning):
         """Return the point itself: it is exact."""
         return point
 
-    def _evaluate(
-        self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint | None, y: np.ndarray
-    ) -> SmoothPoint | None:
-        model, rows, derivatives = self.model, self.model.rows, self.model.flat.lower_derivatives
-        start = None if warm is None else (warm.multiplier, warm.state.slack)
-        multiplier = np.zeros(rows.count) if warm is None else warm.multiplier
-        y = model.domain.enter(y)
-        here = derivatives(x, y, proven=False)  # the answer is: at its end
-        for _ in range(_MAX_NEWTON):
-            try:
-                expansion = model.expand(here, y, multiplier)
-            except (FloatingPointError, np.linalg.LinAlgError):
-                return None
-            gradient = model.gradient(y, here)
-            if not np.isfinite(gradient).all():
-                return None
-            free_step = -expansion.solve(gradient)
-            free = rows.values(x, y) + expansion.rows @ free_step
-            path = lambda start, matrix=expansion.compliance, free=free: centre(
-                matrix, free, rows.equalities, smoothing.barrier, smoothing.softness, start
-            )
-            centred = (np.zeros(0), np.zeros(0))
-            if rows.count:
-                central = path(start)
-                if central is None and start is not None:
-                    central = path(None)
-                if central is None:
-                    return None
-                centred = central
-            multiplier, slack = centred
-            step = free_step - expansion.inverse_rows @ multiplier
-            for length in 0.5 ** np.arange(_MAX_HALVINGS):
-                target = model.domain.bent(y, length * step, CAUTIOUS)
-                there = derivatives(x, target)
-                residual = model.gradient(target, there) + rows.normals(target).T @ multiplier
-                if np.isfinite(residual).all():
-                    break
-            else:
-                return None
-            # Affine rows are as predicted; balls are so in the end only.
-            off = rows.values(x, target) - smoothing.softness * multiplier + slack if rows.balls else np.zeros(0)
-            small = 1e-9 * (1 + np.abs(gradient).max(initial=0.0) + np.abs(multiplier).max(initial=0.0))
-            exact = length == 1.0 and not model.domain.leaves(y, step)
-            if exact and np.abs(residual).max(initial=0.0) <= small and np.abs(off).max(initial=0.0) <= 1e-8:
-                return self._finish(x, target, model.expand(there, target, multiplier), multiplier, slack, smoothing)
-            y, start, here = target, centred, there
-        return None
-
-    def _finish(
-        self,
-        x: np.ndarray,
-        y: np.ndarray,
-        expansion: Expansion,
-        multiplier: np.ndarray,
-        slack: np.ndarray,
-        smoothing: Barrier,
-    ) -> SmoothPoint | None:
-        rows = self.model.rows
-        value, f_x, f_y = self.model.flat.value_and_gradients("upper", x, y)
-        if not (np.isfinite(f_x).all() and np.isfinite(f_y).all()):
+    def _evaluate(self, x: np.ndarray, smoothing: Barrier, warm: CentralPoint) -> SmoothPoint | None:
+        lower, flat = self.lower, self.lower.flat
+        central = lower.solve(x, smoothing.barrier, smoothing.softness, warm)
+        if central is None:
             return None
-        adjoint = expansion.solve(f_y)
-        price = smoothing.kappa * smoothing.softness * rows.inequality
-        gradient = f_x - expansion.mixed.T @ adjoint
-        sensitivity = np.zeros(0)
-        if rows.count:
-            ratio = np.where(rows.inequality, slack / np.where(rows.inequality, multiplier, 1.0), 0.0)
-            system = lifted(expansion.compliance, smoothing.softness + ratio + 1e-14)
-            sensitivity = solve_factored(factorise(system), price - expansion.rows @ adjoint)
-            gradient = gradient + expansion.slope.T @ sensitivity
-        value += float(price @ multiplier)
+        try:
+            factor = lower.factor(central)
+        except FloatingPointError:
+            return None
+        value, f_x, f_y = flat.value_and_gradients("upper", x, central.y)
+        price = smoothing.kappa * smoothing.softness * (lower.rows.inequality * lower.soft)
+        adjoint, sensitivity = factor.solve(f_y, price)
+        gradient = f_x - factor.mixed.T @ adjoint - lower.rows.B.T @ sensitivity
+        value += float(price @ central.multiplier)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return None
-        return SmoothPoint(x, y, multiplier, value, gradient, smoothing, _State(slack, sensitivity))
+        positive = central.multiplier * lower.rows.inequality
+        return SmoothPoint(x, central.y, positive, value, gradient, smoothing, _State(central, adjoint, sensitivity))
+
+    def hessian(self, point: SmoothPoint) -> np.ndarray:
+        """Return the second derivative of the smoothed objective in x."""
+        lower, flat, central, rows = self.lower, self.lower.flat, point.state.central, self.lower.rows
+        answers = lower.factor(central).response(rows.B)
+        self._tangent = central, answers
+        bent = flat.lagrangian_hessian(point.x, point.y, -point.state.adjoint)
+        of_x, of_both, of_y = bent[: flat.n_x, : flat.n_x], bent[: flat.n_x, flat.n_x :], bent[flat.n_x :, flat.n_x :]
+        # The barriers bend too: (barrier / slack)'' = 2 barrier / slack^3, and so for the rows' barrier / multiplier.
+        steep = -rows.sign * central.multiplier[rows.bounds] / central.slack[rows.bounds] ** 2
+        along_y = np.bincount(rows.column, steep, minlength=flat.n_y)
+        general, inequality = slice(rows.general), rows.inequality[: rows.general]
+        positive = np.where(inequality, central.multiplier[general], 1.0)
+        along_rows = np.where(inequality, -central.slack[general] / positive**2, 0.0)
+        barriers = np.concatenate([along_y * point.state.adjoint, along_rows * point.state.sensitivity[general]])
+        weights = sp.csr_matrix(
+            sp.block_diag([of_y, sp.csr_matrix((rows.general, rows.general))]) + sp.diags(2 * barriers)
+        )
+        curvature = of_x.toarray() + _quadratic_form(answers, weights)
+        if of_both.nnz:
+            curvature += 2 * (of_both @ answers[:, : flat.n_y].T)
+        return 0.5 * (curvature + curvature.T)
 
 
-_MAX_NEWTON = 40
-_MAX_HALVINGS = 20
+def _quadratic_form(rows: np.ndarray, weights: sp.csr_matrix) -> np.ndarray:
+    """Return ``rows weights rows'`` without the columns that add nothing to it: most of a network's flows are zero."""
+    size = np.sqrt(np.einsum("ij,ij->j", rows, rows))
+    share = size * (abs(weights) @ size)
+    used = np.flatnonzero(share > 1e-14 * share.max(initial=0.0))
+    part = rows[:, used]
+    return part @ (weights[used][:, used] @ part.T)

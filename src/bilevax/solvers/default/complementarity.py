@@ -1,14 +1,13 @@
 """Linear complementarity problems ``0 <= multiplier _|_ free - compliance multiplier <= 0``.
 
 They are the duals of strictly convex quadratic programs: the lower level's own, and those of the exact descent. Solved
-exactly by active-set methods, or on the central path.
+exactly by active-set methods.
 """
 
 import numpy as np
 from scipy.linalg import lapack
 
-from bilevax._support import clock
-from bilevax.solvers.default.cholesky import factorise_nearly, lifted, refined_solver, solve_factored
+from bilevax.solvers.default.cholesky import factorise_nearly, refined_solver, solve_factored
 
 
 def solve_complementarity(
@@ -146,58 +145,5 @@ def _pivot(
     return None
 
 
-def centre(
-    compliance: np.ndarray,
-    free: np.ndarray,
-    equalities: int,
-    barrier: float,
-    softness: float,
-    start: tuple[np.ndarray, np.ndarray] | None = None,
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (multiplier, slack) on the central path of the softened complementarity problem.
-
-        free - (compliance + softness) multiplier + slack = 0,   multiplier * slack = barrier,   both positive,
-
-    the first ``equalities`` rows without slack. With ``softness > 0`` it exists for every ``free``, feasible or not.
-    """
-    matrix, one_sided = lifted(compliance, softness), slice(equalities, None)
-    scale = 1 + np.abs(free).max()
-    if start is None:
-        pressure = max(np.abs(free).max() / (softness + np.diag(compliance).mean() + 1e-300), np.sqrt(barrier))
-        multiplier, slack = np.zeros(len(free)), np.zeros(len(free))
-        multiplier[one_sided], slack[one_sided] = pressure, np.maximum(-free[one_sided], scale)
-    else:
-        multiplier, slack = (part.copy() for part in start)
-        for part in (multiplier, slack):
-            part[one_sided] = np.maximum(part[one_sided], 1e-3 * np.sqrt(barrier))
-    length = 1.0
-    for _ in range(_MAX_CENTRING):
-        clock.check()
-        u, s = multiplier[one_sided], slack[one_sided]  # of the inequality rows
-        residual = free - matrix @ multiplier + slack
-        product = u * s
-        off = np.abs(product - barrier).max(initial=0.0)
-        # A slack that is a difference of large numbers is known to rounding only.
-        rounding = 1e-13 * scale * np.abs(multiplier).max()
-        if np.abs(residual).max() <= 1e-9 * scale + rounding and off <= 1e-5 * barrier + rounding:
-            return multiplier, slack
-        # After a short step the point is too close to the boundary: centre before going on.
-        average = product.sum() / max(len(product), 1)
-        aim = max(barrier, (0.1 if length > 0.3 else 1.0) * average)
-        diagonal = np.full(len(free), 1e-14 * scale)
-        diagonal[one_sided] += s / u
-        residual[one_sided] += aim / u - s
-        _, step_multiplier, failed = lapack.dposv(lifted(matrix, diagonal).T, residual, overwrite_a=True)
-        if failed or not np.isfinite(step_multiplier).all():
-            return None
-        step_slack = np.zeros(len(free))
-        step_slack[one_sided] = (aim - product - s * step_multiplier[one_sided]) / u
-        shrinking = np.concatenate([step_multiplier[one_sided] / u, step_slack[one_sided] / s])
-        length = min(1.0, 0.995 / max(-shrinking.min(initial=0.0), 1e-300))
-        multiplier, slack = multiplier + length * step_multiplier, slack + length * step_slack
-    return None
-
-
 _CONTRADICTION = 1e-8
 _MAX_PIVOTS = 40
-_MAX_CENTRING = 80

@@ -37,8 +37,8 @@ from bilevax.solvers.default.first_order_sweeps import (
     row_norm,
     sweep_until_accurate,
 )
-from bilevax.solvers.default.quadratic_program import UpperSet
 from bilevax.solvers.default.smoothing import SmoothPoint
+from bilevax.solvers.default.upper_set import UpperSet
 from bilevax.solvers.diary import Learning
 
 _MEMORY = 20  # sweeps that Anderson's memory holds

@@ -4,16 +4,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.cholesky import factorise, solve_factored
-from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
+from bilevax.solvers.default.convexify import convex_model
+from bilevax.solvers.default.quadratic_program import solve_qp
 from bilevax.solvers.default.smoothing import SmoothPoint
-from bilevax.solvers.default.sparse_path import SparsePath
+from bilevax.solvers.default.upper_set import UpperSet
 
 MOST_STEPS = 25
 
 
 def newton_descent(
-    oracle: SparsePath, upper: UpperSet, point: SmoothPoint, iterations: int = MOST_STEPS
+    oracle: CentralPath, upper: UpperSet, point: SmoothPoint, iterations: int = MOST_STEPS
 ) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen a hundredfold."""
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
@@ -101,10 +103,3 @@ def box_step(gradient: np.ndarray, hessian: np.ndarray, low: np.ndarray, high: n
 
 _MAX_ROUNDS = 60
 _LENGTHS = 0.5 ** np.arange(12)
-
-
-def convex_model(hessian: np.ndarray) -> np.ndarray:
-    """Return the Hessian with its negative curvature reversed."""
-    values, vectors = np.linalg.eigh(hessian)
-    floor = 1e-8 * max(np.abs(values).max(initial=0.0), 1e-8)
-    return (vectors * np.maximum(np.abs(values), floor)) @ vectors.T

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from bilevax.solvers.default.quadratic_program import UpperSet
+from bilevax.solvers.default.upper_set import UpperSet
 from bilevax.solvers.diary import Diary
 
 

@@ -12,29 +12,30 @@ The work is done by dense matrices in the space of the rows, by sparse ones in t
 
 import dataclasses
 import functools
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
-import scipy.sparse as sp
 
 from bilevax._support import trees
 from bilevax._support.threads import blas_threads
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
-from bilevax.solvers.default.central_path import CentralPath
-from bilevax.solvers.default.domain import find_domain
+from bilevax.solvers.default.central_lower import CentralLower
+from bilevax.solvers.default.central_path import Barrier, CentralPath
+from bilevax.solvers.default.dense_algebra import DenseAlgebra
+from bilevax.solvers.default.dense_pieces import DensePieces, dense_pieces
+from bilevax.solvers.default.exact_descent import exact_descent
+from bilevax.solvers.default.exact_point import ExactPoint
+from bilevax.solvers.default.feasible import nearest_feasible
 from bilevax.solvers.default.first_order import PairOracle
-from bilevax.solvers.default.interior import InteriorLower
-from bilevax.solvers.default.joint_pieces import joint_descent
-from bilevax.solvers.default.joint_point import JointPoint, evaluate_from, evaluate_jointly
-from bilevax.solvers.default.lower import LowerModel
 from bilevax.solvers.default.newton import MOST_STEPS, newton_descent
-from bilevax.solvers.default.pieces import Evaluated, evaluate_exactly, exact_descent
-from bilevax.solvers.default.quadratic_program import UpperSet, solve_qp
-from bilevax.solvers.default.relaxation import HighPoint, high_point_relaxation, joint_rows
-from bilevax.solvers.default.smoothing import SmoothPoint, follow, smooth_descent
-from bilevax.solvers.default.sparse_path import SparsePath
+from bilevax.solvers.default.relaxation import HighPoint, high_point_relaxation
+from bilevax.solvers.default.rows import stack_rows
+from bilevax.solvers.default.smoothing import Followed, follow, smooth_descent
+from bilevax.solvers.default.sparse_algebra import SparseAlgebra
+from bilevax.solvers.default.sparse_pieces import SparsePieces
+from bilevax.solvers.default.upper_set import UpperSet
 from bilevax.solvers.diary import Diary
 
 Variant = Literal["auto", "direct", "first-order"]
@@ -105,9 +106,9 @@ class Default(HostSolver):
         direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(size):
             if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
-                yield from self._sparse(flat, upper, x, y, rtol, multipliers, diary)
+                yield from self._direct(_sparsely(flat, upper, x, y, diary), x, y, rtol, multipliers, diary)
             elif direct and dense:
-                yield from self._dense(flat, upper, x, y, rtol, multipliers, diary)
+                yield from self._direct(_densely(flat, upper, x, y, diary), x, y, rtol, multipliers, diary)
             elif self.variant == "direct":
                 raise ProblemRefused(
                     f"variant: direct expects at most {_LARGEST} variables and rows, or more of sparse ones without a "
@@ -117,74 +118,51 @@ class Default(HostSolver):
             else:
                 yield from self._first_order(flat, dense, upper, x, y, rtol, diary)
 
-    def _dense(
+    def _direct(
         self,
-        flat: FlatProblem,
-        upper: UpperSet,
+        tools: "_Tools",
         x: np.ndarray,
         y: np.ndarray,
         rtol: float,
         multipliers: np.ndarray | None,
         diary: Diary,
     ) -> Iterator[Snapshot]:
-        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y)))
-        active = None if multipliers is None else model.active_at(y, multipliers)
-        start = yield from diary.phase("start", _arrive(model, upper, x, y, active))
-        if start is None:
-            yield Snapshot(x, y, "answer", np.inf, final=True)
-            return
-        basins = {"start": start}
-        if multipliers is None:
-            relaxed, landed = diary.once("high-point relaxation", lambda: _high_point(model, upper, start))
-            if relaxed is not None and landed is not None and relaxed.bounds(landed.value):
-                yield _snapshot(landed, "high-point relaxation")._replace(final=True, converged=True)
+        """Smooth on the central path, finish on exact pieces: by dense or by sparse linear algebra."""
+        pieces, start, landed, end = tools.pieces, None, None, None
+        if pieces.lands_anywhere or multipliers is not None:
+            start = yield from diary.phase("start", _arrive(pieces, x, y, multipliers))
+            if start is None:
+                yield _nearest(pieces, x, y)
                 return
+        elif diary.empty:  # large: one basin, and its smoothing needs no exact start
+            yield Snapshot(x, y, "start", np.inf, exact=False)
+        if multipliers is None:
+            if start is not None:
+                relaxed, landed = diary.once("high-point relaxation", functools.partial(_high_point, pieces, start))
+                if relaxed is not None and landed is not None and relaxed.bounds(landed.value):
+                    yield _snapshot(landed, "high-point relaxation")._replace(final=True, converged=True)
+                    return
             smooth = None
-            if model.rows.inequality.any():
-                path = diary.learner(lambda: CentralPath(model, _whole(model, start).lower))
-                for step in follow(path, upper, self.stages, diary):
+            if pieces.rows.inequality.any():
+                path = diary.learner(functools.partial(tools.path, start))
+                for step in tools.follow(path):
                     smooth = step.point
                     if step.is_step:
                         yield Snapshot(smooth.x, smooth.y, "smooth descent", smooth.value, exact=False)
-            end = diary.once("smooth descent", lambda: _land(model, upper, smooth, start.lower.x))
-            basins = {"smooth descent": end, "start": start, "high-point relaxation": landed}
+            reached = (x, y) if smooth is None else (smooth.x, smooth.y)
+            if start is None or not np.array_equal(reached[0], start.x):
+                end = diary.once("landing", functools.partial(land, pieces, *reached))
         best, converged = start, False
-        for name, basin in basins.items():
+        for name, basin in {"smooth descent": end, "start": start, "high-point relaxation": landed}.items():
             if basin is not None:
-                descent = _descend(model, upper, basin, rtol)
+                descent = _descend(pieces, basin, rtol)
                 point, finished = yield from diary.phase(f"exact descent from {name}", descent)
-                if (finished, -point.value) > (converged, -best.value):
+                if best is None or (finished, -point.value) > (converged, -best.value):
                     best, converged = point, finished
-        yield _snapshot(best, "answer")._replace(final=True, converged=converged)
-
-    def _sparse(
-        self,
-        flat: FlatProblem,
-        upper: UpperSet,
-        x: np.ndarray,
-        y: np.ndarray,
-        rtol: float,
-        multipliers: np.ndarray | None,
-        diary: Diary,
-    ) -> Iterator[Snapshot]:
-        """The same on sparse matrices: one basin, since its smoothing needs no exact start."""
-        if diary.empty:
-            yield Snapshot(x, y, "start", np.inf, exact=False)
-        lower = diary.learner(lambda: InteriorLower(flat))
-        smooth = x
-        if multipliers is None:
-            path = diary.learner(lambda: SparsePath(lower, x, y))
-            descent, patience = (newton_descent, MOST_STEPS) if len(x) <= _FEW else (smooth_descent, np.inf)
-            for step in follow(path, upper, self.stages - 1, diary, descent, patience):
-                smooth = step.point.x
-                if step.is_step:
-                    yield Snapshot(smooth, step.point.y, "smooth descent", step.point.value, exact=False)
-        landed = diary.once("landing", lambda: _land_jointly(lower, upper, smooth, y, multipliers))
-        if not isinstance(landed, JointPoint):
-            yield Snapshot(*landed, "answer", np.inf, final=True)
-            return
-        point = yield from diary.phase("exact descent", _descend_jointly(lower, upper, landed, rtol))
-        yield Snapshot(point.x, point.y, "answer", point.value, final=True)
+        if best is None:
+            yield _nearest(pieces, x, y)
+        else:
+            yield _snapshot(best, "answer")._replace(final=True, converged=converged)
 
     def _first_order(
         self, flat: FlatProblem, dense: bool, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, diary: Diary
@@ -192,19 +170,19 @@ class Default(HostSolver):
         """Smooth by sweeps; where the size allows, try after each stage to finish exactly, and stop once that works."""
         if diary.empty:
             yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
-        model = diary.learner(lambda: LowerModel(flat, find_domain(flat, x, y))) if dense else None
+        pieces = _dense_pieces(flat, upper, x, y, diary) if dense else None
         oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
         best, converged, last, stages = None, False, None, 0
         for step in follow(oracle, upper, self.stages, diary):
             last, stages = step.point, stages + step.ended
             if step.is_step:
                 yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
-            if model is None or not step.ended:
+            if pieces is None or not step.ended:
                 continue
-            landed = diary.once(f"landing {stages}", functools.partial(_land, model, upper, last))
+            landed = diary.once(f"landing {stages}", functools.partial(land, pieces, last.x, last.y))
             if landed is None:
                 continue
-            descent = _descend(model, upper, landed, rtol, oracle)
+            descent = _descend(pieces, landed, rtol, oracle)
             point, finished = yield from diary.phase(f"exact descent {stages}", descent)
             again = best is not None and abs(point.value - best.value) <= 1e-9 * (1 + abs(best.value))
             if best is None or (finished, -point.value) > (converged, -best.value):
@@ -223,14 +201,13 @@ class Default(HostSolver):
             yield answer._replace(converged=stages == self.stages)
 
     def settle(self, flat: FlatProblem, x: np.ndarray) -> np.ndarray:
-        nearest = _nearest_feasible(flat, x)
+        nearest = nearest_feasible(flat, x)
         return x if nearest is None else UpperSet(flat.x_rows).project(nearest[0])
 
 
 _LARGEST = 6000  # variables and rows of dense matrices
 _SPARSE = 1500  # from here on sparse matrices, if they are sparse
 _DUST = 1e-9  # entries of x up to this, in natural units, are zero
-_INSET = 1e-8  # an interior point needs an interior
 _FEW = 1000  # so few x that second derivatives pay
 
 
@@ -253,103 +230,106 @@ def _without_dust(flat: FlatProblem, x: np.ndarray) -> np.ndarray:
     return clean if flat.x_rows.violation(clean) == 0.0 else x
 
 
-def _snapshot(point: Evaluated, phase: str, sweeps: int | None = None) -> Snapshot:
-    return Snapshot(point.lower.x, point.lower.y, phase, point.value, sweeps=sweeps)
+def _snapshot(point: ExactPoint, phase: str, sweeps: int | None = None) -> Snapshot:
+    return Snapshot(point.x, point.y, phase, point.value, sweeps=sweeps)
 
 
-# Exact points pass from phase to phase without their matrices, which are large and follow from the rest.
-def _bare(point: Evaluated) -> Evaluated:
-    return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=None))
+@dataclasses.dataclass(frozen=True)
+class _Tools:
+    """What a direct search works with, by one kind of linear algebra.
+
+    ``path`` returns the smoothed objective from the start, which may be known exactly; ``follow`` descends along it.
+    """
+
+    pieces: DensePieces | SparsePieces
+    path: Callable[[ExactPoint | None], CentralPath]
+    follow: Callable[[CentralPath], Iterator[Followed]]
 
 
-def _whole(model: LowerModel, point: Evaluated) -> Evaluated:
-    there = model.flat.lower_derivatives(point.lower.x, point.lower.y)
-    expansion = model.expand(there, point.lower.y, point.lower.multiplier)
-    return dataclasses.replace(point, lower=dataclasses.replace(point.lower, expansion=expansion))
+def _dense_pieces(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, diary: Diary) -> DensePieces:
+    pieces = dense_pieces(flat, upper, x, y)
+    diary.learner(lambda: pieces.algebra)
+    return pieces
+
+
+def _densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, diary: Diary) -> _Tools:
+    pieces = _dense_pieces(flat, upper, x, y, diary)
+    algebra = pieces.algebra
+    if pieces.lower.domain.bounded:  # on the central path the borders of the domain are bounds like others
+        rows = stack_rows(flat, *flat.y_rows.intervals(), sparse=False)
+        algebra = diary.learner(lambda: DenseAlgebra(flat, rows, pieces.algebra.ordinary))
+    lower = diary.learner(lambda: CentralLower(flat, algebra.rows, algebra))
+
+    def path(start: ExactPoint | None) -> CentralPath:
+        assert start is not None
+        # The first smoothing is large against the constraints' own slacks and multipliers.
+        inequality, there = pieces.rows.inequality, flat.lower_derivatives(start.x, start.y)
+        pull = np.abs(pieces.algebra.gradient(there, start.y)).max(initial=0.0)
+        multiplier = max(start.multiplier[inequality].max(), 1e-3 * pull, 1e-6)
+        slack = np.median(np.abs(start.slack[inequality])) + 1e-3
+        compliance = pieces.algebra.expand(there, start.y, start.multiplier).compliance
+        softness = 1e-3 * float(np.diag(compliance)[inequality].mean())
+        return CentralPath(lower, lower.start(start.x, start.y), Barrier(10 * multiplier * slack, softness, kappa=0.0))
+
+    return _Tools(pieces, path, lambda path: follow(path, upper, Default.stages, diary))
+
+
+def _sparsely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, diary: Diary) -> _Tools:
+    rows = stack_rows(flat, *flat.y_rows.intervals(), sparse=True)
+    lower = diary.learner(lambda: CentralLower(flat, rows, SparseAlgebra(flat, rows)))
+
+    def path(start: ExactPoint | None) -> CentralPath:
+        central = lower.start(x, y)
+        multiplier, slack = lower.multiplier_scale, lower.slack_scale
+        return CentralPath(lower, central, Barrier(1e-3 * multiplier * slack, 1e-5 * slack / multiplier, kappa=0.0))
+
+    descent, patience = (newton_descent, MOST_STEPS) if flat.n_x <= _FEW else (smooth_descent, np.inf)
+    return _Tools(
+        SparsePieces(flat, upper, lower),
+        path,
+        lambda path: follow(path, upper, Default.stages - 1, diary, descent, patience),
+    )
 
 
 def _arrive(
-    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, active: np.ndarray | None
-) -> Generator[Snapshot, None, Evaluated | None]:
-    start = _feasible_start(model, upper, x, y, active)
-    if start is None:
-        return None
-    yield _snapshot(start, "start")
-    return _bare(start)
+    pieces: DensePieces | SparsePieces, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray | None
+) -> Generator[Snapshot, None, ExactPoint | None]:
+    """Return the exact start; an earlier answer, known by its multipliers, tells which constraints are active."""
+    start = None if multipliers is None else pieces.resume(x, y, multipliers)
+    start = land(pieces, x, y) if start is None else start
+    if start is not None:
+        yield _snapshot(start, "start")
+    return start
 
 
-def _high_point(model: LowerModel, upper: UpperSet, start: Evaluated) -> tuple[HighPoint | None, Evaluated | None]:
+def land(pieces: DensePieces | SparsePieces, x: np.ndarray, y: np.ndarray) -> ExactPoint | None:
+    """Return the exact point at x, or at the nearest x of X for which the lower level is feasible."""
+    point = pieces.evaluate(x, y) if pieces.inset == 0.0 else None
+    if point is None:
+        nearest = nearest_feasible(pieces.flat, x, pieces.inset)
+        if nearest is not None:
+            point = pieces.evaluate(pieces.upper.project(nearest[0]), nearest[1])
+    return point
+
+
+def _nearest(pieces: DensePieces | SparsePieces, x: np.ndarray, y: np.ndarray) -> Snapshot:
+    """Return the answer where no exact point was found: the nearest (x, y) that satisfies the rows, if there is one."""
+    nearest = nearest_feasible(pieces.flat, x, pieces.inset)
+    x, y = (x, y) if nearest is None else (pieces.upper.project(nearest[0]), nearest[1])
+    return Snapshot(x, y, "answer", np.inf, final=True)
+
+
+def _high_point(pieces: DensePieces | SparsePieces, start: ExactPoint) -> tuple[HighPoint | None, ExactPoint | None]:
     """Return the minimiser of the high-point relaxation, and the exact point at its x."""
-    relaxed = high_point_relaxation(model.flat, start.lower.x, start.lower.y)
-    landed = None if relaxed is None else _feasible_start(model, upper, relaxed.x, relaxed.y)
-    return relaxed, None if landed is None else _bare(landed)
-
-
-def _land(
-    model: LowerModel, upper: UpperSet, smooth: SmoothPoint | None, start: np.ndarray | None = None
-) -> Evaluated | None:
-    """Return the exact point where the smoothing has led, if it has left the start."""
-    if smooth is None or (start is not None and np.array_equal(smooth.x, start)):
-        return None
-    landed = _feasible_start(model, upper, smooth.x, smooth.y)
-    return None if landed is None else _bare(landed)
+    relaxed = high_point_relaxation(pieces.flat, start.x, start.y)
+    return relaxed, None if relaxed is None else land(pieces, relaxed.x, relaxed.y)
 
 
 def _descend(
-    model: LowerModel, upper: UpperSet, basin: Evaluated, rtol: float, oracle: PairOracle | None = None
-) -> Generator[Snapshot, None, tuple[Evaluated, bool]]:
-    point, finished = _whole(model, basin), False
-    for step in exact_descent(model, upper, point, rtol):
+    pieces: DensePieces | SparsePieces, basin: ExactPoint, rtol: float, oracle: PairOracle | None = None
+) -> Generator[Snapshot, None, tuple[ExactPoint, bool]]:
+    point, finished = basin, False
+    for step in exact_descent(pieces, point, rtol):
         point, finished = step
         yield _snapshot(point, "exact descent", None if oracle is None else oracle.sweeps)
-    return _bare(point), finished
-
-
-def _land_jointly(
-    lower: InteriorLower, upper: UpperSet, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray | None
-) -> JointPoint | tuple[np.ndarray, np.ndarray]:
-    """Return an exact point at x, or next to it; where there is none, the nearest feasible (x, y) there is."""
-    point = None if multipliers is None else evaluate_from(lower, upper, x, y, lower.on_rows(multipliers))
-    if point is not None:
-        return point
-    nearest = _nearest_feasible(lower.flat, x, _INSET * lower.slack_scale)
-    if nearest is None:
-        return x, y
-    point = evaluate_jointly(lower, upper, upper.project(nearest[0]))
-    return (upper.project(nearest[0]), nearest[1]) if point is None else point
-
-
-def _descend_jointly(
-    lower: InteriorLower, upper: UpperSet, point: JointPoint, rtol: float
-) -> Generator[Snapshot, None, JointPoint]:
-    yield Snapshot(point.x, point.y, "exact descent", point.value)
-    for step in joint_descent(lower, upper, point, rtol):
-        point = step
-        yield Snapshot(point.x, point.y, "exact descent", point.value)
-    return point
-
-
-def _feasible_start(
-    model: LowerModel, upper: UpperSet, x: np.ndarray, y: np.ndarray, active: np.ndarray | None = None
-) -> Evaluated | None:
-    """Return the exact point at x, or at the nearest x of X for which the lower level is feasible."""
-    point = evaluate_exactly(model, x, y, active)
-    if point is None:
-        nearest = _nearest_feasible(model.flat, x)
-        if nearest is not None:
-            point = evaluate_exactly(model, upper.project(nearest[0]), nearest[1], None)
-    return point
-
-
-def _nearest_feasible(flat: FlatProblem, x: np.ndarray, inset: float = 0.0) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the nearest x in X for which some y in Y satisfies the rows: a projection in (x, y), rows being affine.
-
-    With an ``inset``, y satisfies them with that much to spare, so that the lower level at x has an interior.
-    """
-    rows = joint_rows(flat)
-    spare = np.where(rows.lower < rows.upper - 4 * inset, inset, 0.0)
-    spare[len(flat.rows.lower) : len(flat.rows.lower) + len(flat.x_rows.lower)] = 0.0
-    hessian = sp.diags(np.concatenate([np.ones(flat.n_x), np.full(flat.n_y, 1e-8)]))
-    gradient = np.concatenate([-x, np.zeros(flat.n_y)])
-    solved = solve_qp(hessian, gradient, rows.matrix, rows.lower + spare, rows.upper - spare, rows.balls)
-    return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])
+    return point, finished

@@ -1,0 +1,214 @@
+"""The lower level on its central path, by Newton's method on its KKT conditions.
+
+Constraints have a slack and a multiplier, general rows a softness as well:
+
+    grad_y g + A' multiplier = 0,    A y + B x - c + slack = softness * multiplier,    multiplier * slack = barrier.
+
+With ``softness > 0`` it has an answer for every x, feasible or not, unique and smooth in x; both numbers near zero make
+it the exact lower level. A step takes one factorisation of the KKT matrix, by dense or by sparse linear algebra, and
+the factor at the answer gives its derivatives.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from bilevax._support import clock
+from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.diary import Learning
+
+
+class Factor(Protocol):
+    """A factorised KKT matrix ``K = [H, A'; A, -give]``."""
+
+    @property
+    def mixed(self) -> Any:
+        """The derivative of grad_y g in x."""
+        ...
+
+    def solve(self, along_y: np.ndarray, along_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Solve with K."""
+        ...
+
+    def response(self, B: Any) -> np.ndarray:
+        """Return the derivatives in x of y and of the general rows' multipliers, one row for each x."""
+        ...
+
+
+class Algebra(Protocol):
+    """The linear algebra of a lower level: `DenseAlgebra` or `SparseAlgebra`."""
+
+    shifts: Any  # how much K's diagonal may be shifted, one after the other until Newton's method works
+
+    def gradient(self, there: LowerDerivatives, y: np.ndarray) -> np.ndarray:
+        """Return the gradient of g in y, with whatever makes it strictly convex."""
+        ...
+
+    def factorise(
+        self,
+        there: LowerDerivatives,
+        y: np.ndarray,
+        multiplier: np.ndarray,
+        give: np.ndarray,
+        unit: float,
+        shift: float,
+    ) -> Factor:
+        """Return a factor of K; `FloatingPointError` where it has none."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralPoint:
+    """A point on the central path; constraints in the order of `LowerRows`."""
+
+    x: np.ndarray
+    y: np.ndarray
+    multiplier: np.ndarray
+    slack: np.ndarray
+    barrier: float
+    softness: float
+    shift: float = 0.0
+
+
+class CentralState(NamedTuple):
+    """The typical multiplier."""
+
+    multiplier_scale: float
+
+
+class CentralLower(Learning):
+    """Central points of one lower level at many x, each started from a near one."""
+
+    State = CentralState
+
+    def __init__(self, flat: FlatProblem, rows: LowerRows, algebra: Algebra):
+        self.flat, self.rows, self.algebra = flat, rows, algebra
+        low, high = flat.y_rows.intervals()
+        width = np.where(np.isfinite(high - low) & (low < high), high - low, 1.0)
+        self.slack_scale = max(float(np.median(width)), 1e-3)  # the typical slack
+        self.multiplier_scale = 1.0
+        self.soft = np.ones(rows.count)  # which constraints may be soft: all but the bounds
+        self.soft[rows.bounds] = 0.0
+
+    def start(self, x: np.ndarray, y: np.ndarray) -> CentralPoint:
+        """Return a first point: well inside the bounds, all multipliers alike."""
+        rows, y = self.rows, self.flat.y_rows.well_inside(y)
+        there = self.flat.lower_derivatives(x, y)
+        gradient = np.abs(there.gradient)
+        # Near the minimiser of g the gradient says nothing of the multipliers to come; its change over a slack does.
+        bend = self.slack_scale * float(np.median(there.hessian.diagonal()))
+        self.multiplier_scale = max(float(np.median(gradient)), 1e-3 * float(gradient.max(initial=0.0)), bend, 1e-6)
+        return CentralPoint(
+            x=x,
+            y=y,
+            multiplier=np.where(rows.inequality, self.multiplier_scale, 0.0),
+            slack=np.where(rows.inequality, np.maximum(-rows.values(x, y), self.slack_scale), 0.0),
+            barrier=self.multiplier_scale * self.slack_scale,
+            softness=self.slack_scale / self.multiplier_scale,
+        )
+
+    def moved(self, point: CentralPoint, x: np.ndarray, step: np.ndarray) -> CentralPoint:
+        """Return the point after a step of y and the general rows' multipliers, kept inside its bounds.
+
+        The rest follows from the barrier.
+        """
+        rows, bounds = self.rows, self.rows.bounds
+        along, pushed = step[: self.flat.n_y], step[self.flat.n_y :]
+        room = -_MOST_OF_THE_WAY * rows.values(point.x, point.y)[bounds]
+        low, high = np.full(len(along), -np.inf), np.full(len(along), np.inf)
+        below, above = rows.sign < 0, rows.sign > 0
+        low[rows.column[below]], high[rows.column[above]] = -room[below], room[above]
+        y, multiplier = point.y + np.clip(along, low, high), point.multiplier.copy()
+        general, inequality = multiplier[: rows.general], rows.inequality[: rows.general]
+        general += np.where(inequality, np.maximum(pushed, -_MOST_OF_THE_WAY * general), pushed)
+        slack = np.where(rows.inequality, point.barrier / np.where(rows.inequality, multiplier, 1.0), 0.0)
+        slack[bounds] = -rows.values(x, y)[bounds]
+        multiplier[bounds] = point.barrier / slack[bounds]
+        return dataclasses.replace(point, x=x, y=y, multiplier=multiplier, slack=slack)
+
+    def solve(self, x: np.ndarray, barrier: float, softness: float, warm: CentralPoint) -> CentralPoint | None:
+        """Return the central point at x, started from a near one; None where Newton's method fails."""
+        for shift in self.algebra.shifts:
+            try:
+                point = self._newton(x, barrier, softness, warm, shift)
+            except FloatingPointError:
+                continue
+            if point is not None:
+                return point
+        return None
+
+    def factor(self, point: CentralPoint) -> Factor:
+        """Return the factor of the KKT matrix at a central point."""
+        there = self.flat.lower_derivatives(point.x, point.y)
+        return self._factorise(there, point.y, point.multiplier, point.slack, point.softness, point.shift)
+
+    def _factorise(
+        self,
+        there: LowerDerivatives,
+        y: np.ndarray,
+        multiplier: np.ndarray,
+        slack: np.ndarray,
+        softness: float,
+        shift: float,
+    ) -> Factor:
+        inequality = self.rows.inequality
+        give = np.where(inequality, slack / np.where(inequality, multiplier, 1.0), 0.0) + softness * self.soft
+        unit = self.multiplier_scale / self.slack_scale
+        return self.algebra.factorise(there, y, multiplier, give, unit, shift)
+
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a failure shows in its numbers, and returns None
+    def _newton(
+        self, x: np.ndarray, barrier: float, softness: float, warm: CentralPoint, shift: float
+    ) -> CentralPoint | None:
+        rows, inequality, bounds, soft = self.rows, self.rows.inequality, self.rows.bounds, softness * self.soft
+        y, multiplier, slack, length = warm.y, warm.multiplier, warm.slack.copy(), 1.0
+        tolerance = 1 + np.abs(rows.B @ x - rows.c).max(initial=0.0)
+        there = self.flat.lower_derivatives(x, y, proven=False)  # the answer's are: in `factor`
+        for _ in range(_MAX_NEWTON):
+            clock.check()
+            values = rows.values(x, y)
+            slack[bounds] = -values[bounds]
+            gradient = self.algebra.gradient(there, y)
+            dual, primal = gradient + rows.pull(y, multiplier), values - soft * multiplier + slack
+            products = (multiplier * slack)[inequality]
+            size = 1 + np.abs(gradient).max(initial=0.0)
+            if not (np.isfinite(size) and np.isfinite(dual).all()):
+                return None
+            # A slack that is a difference of large numbers is known to rounding only.
+            rounding = 1e-15 * tolerance * np.abs(multiplier).max(initial=0.0)
+            if (
+                np.abs(dual).max(initial=0.0) <= 1e-9 * size + rounding
+                and np.abs(primal).max(initial=0.0) <= 1e-10 * tolerance
+                and np.abs(products - barrier).max(initial=0.0) <= _CENTRED * barrier + 1e-16 * size + rounding
+            ):
+                return CentralPoint(x, y, multiplier, slack, barrier, softness, shift)
+            # After a short step the point is too close to the boundary: centre before going on.
+            aim = max(barrier, (0.1 if length > 0.3 else 1.0) * float(products.mean())) if len(products) else barrier
+            positive = np.where(inequality, multiplier, 1.0)
+            factor = self._factorise(there, y, multiplier, slack, softness, shift)
+            step, pushed = factor.solve(-dual, -primal - np.where(inequality, aim / positive - slack, 0.0))
+            if not np.isfinite(step).all():
+                return None
+            step_slack = np.where(inequality, (aim - slack * (multiplier + pushed)) / positive, 0.0)
+            length = min(_reach(slack[inequality], step_slack[inequality]), _reach(positive, pushed * inequality))
+            for _ in range(_MAX_HALVINGS):
+                there = self.flat.lower_derivatives(x, y + length * step)
+                if np.isfinite(there.gradient).all():
+                    break
+                length *= 0.5
+            y, multiplier, slack = y + length * step, multiplier + length * pushed, slack + length * step_slack
+        return None
+
+
+_MAX_NEWTON = 120
+_MAX_HALVINGS = 30  # of a step that leaves the domain of g
+_MOST_OF_THE_WAY = 0.9
+_CENTRED = 1e-3  # by how much products may differ from the barrier, relative
+
+
+def _reach(value: np.ndarray, step: np.ndarray) -> float:
+    """Return the share of a step, at most 1, that keeps positive entries clear of zero."""
+    shrinking = step < 0
+    return min(1.0, 0.995 * float(np.min(-value[shrinking] / step[shrinking], initial=np.inf)))

@@ -1,0 +1,64 @@
+"""Convex models of functions that are not: negative curvature is reversed, so that steps go down where f bends."""
+
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.solvers.default.cholesky import factorise, lifted
+
+
+def convex_model(hessian: np.ndarray) -> np.ndarray:
+    """Return a positive definite matrix: the Hessian with its negative curvature reversed and none left that is zero.
+
+    Large ones are shifted instead, by as little as makes them positive definite.
+    """
+    if len(hessian) <= _MOST_FOR_EIGENVALUES:
+        try:
+            factorise(lifted(hessian, -_LEAST_CURVATURE * max(1e-8, np.abs(hessian).sum(axis=1).max(initial=0.0))))
+            return hessian
+        except np.linalg.LinAlgError:
+            values, vectors = np.linalg.eigh(hessian)
+        floor = _LEAST_CURVATURE * max(1e-8, np.abs(values).max(initial=0.0))
+        return (vectors * np.maximum(np.abs(values), floor)) @ vectors.T if values.min() < floor else hessian
+    shift = 0.1 * _LEAST_CURVATURE * max(1e-8, np.abs(np.diag(hessian)).max())
+    while True:
+        try:
+            convex = lifted(hessian, shift)
+            factorise(convex)
+            return convex
+        except np.linalg.LinAlgError:
+            shift *= 10
+
+
+_MOST_FOR_EIGENVALUES = 400
+_LEAST_CURVATURE = 1e-9  # relative to the largest
+
+
+def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
+    """Return a sparse Hessian with its negative curvature reversed, and whether it had any; zero curvature stays."""
+    diagonal = hessian.diagonal()
+    size = max(np.abs(hessian.data).max(initial=0.0), 1e-300)
+    if hessian.count_nonzero() == np.count_nonzero(diagonal):
+        return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
+    if hessian.shape[0] <= _MOST_AS_ARRAY or is_full(hessian):
+        dense = hessian.toarray()
+        try:
+            factorise(lifted(dense, 1e-12 * size))
+            return hessian, False
+        except np.linalg.LinAlgError:
+            if len(dense) <= _MOST_AS_ARRAY:
+                values, vectors = np.linalg.eigh(dense)
+                return sp.csc_matrix((vectors * np.abs(values)) @ vectors.T), bool(values[0] < -1e-10 * size)
+    # Gershgorin's bound: crude, but it needs no factorisation.
+    excess = np.asarray(abs(hessian).sum(axis=1)).ravel() - np.abs(diagonal) - diagonal
+    return hessian + sp.diags(np.maximum(excess, 0.0)), bool(excess.max() > 0)
+
+
+_MOST_AS_ARRAY = 1500
+
+
+def is_full(matrix: sp.csc_matrix) -> bool:
+    """Return whether a matrix is so large and full that arrays are the better form for it."""
+    return matrix.shape[0] > SMALLEST_FULL and matrix.nnz > 0.2 * matrix.shape[0] * matrix.shape[1]
+
+
+SMALLEST_FULL = 150

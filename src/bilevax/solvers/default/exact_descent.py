@@ -1,0 +1,201 @@
+"""Exact descent on the pieces of Phi: a trust-region method that knows the kinks.
+
+From an exact point, a step of x with what follows of y and the multipliers minimises a quadratic model of f under the
+linearised KKT conditions of a piece of Phi. Constraints that are biactive there may in the model have slack and a
+multiplier at once, a relaxation of complementarity: it promises at least what the pieces that meet at x promise. Where
+the model uses that, the step branches. The exact value of Phi decides whether a step is taken.
+
+How a step is computed and brought back to an exact point is the business of the linear algebra: see `DensePieces` and
+`SparsePieces`.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from bilevax.solvers.default.exact_point import ExactPoint, Units, torn
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of the model: where it leads, to first order, and what it promises.
+
+    ``end`` has the linearised multipliers and slacks, ``steepness`` is the size of the gradient that the model has
+    in x, and ``adjoint`` the multipliers of its conditions on grad_y g.
+    """
+
+    end: ExactPoint
+    sides: np.ndarray
+    predicted: float
+    length: float
+    slope: float
+
+
+class Trust(Protocol):
+    """How far the model is trusted."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to try after failures."""
+        ...
+
+    @property
+    def crawling(self) -> bool:
+        """Whether a step that gains next to nothing is a sign of the end, not of too much caution."""
+        ...
+
+    def after_success(self, length: float, gain: float) -> "Trust":
+        """Return the trust after a step of that length was taken, which gained so much, relative to 1 + |f|."""
+        ...
+
+    def after_failure(self, length: float) -> "Trust":
+        """Return the trust after a step of that length failed."""
+        ...
+
+
+class Pieces(Protocol):
+    """The pieces of Phi around exact points, by one kind of linear algebra.
+
+    ``resolution`` is the relative decrease of f that its programs can tell. ``lands_anywhere`` says whether the end of
+    any step can be made exact, whichever piece it is on.
+    """
+
+    resolution: float
+    lands_anywhere: bool
+
+    def units(self, point: ExactPoint) -> Units:
+        """Return what multipliers and slacks are measured in."""
+        ...
+
+    def trust(self, point: ExactPoint, rtol: float) -> Any:
+        """Return the trust to begin with."""
+        ...
+
+    def readings(self, point: ExactPoint) -> Iterable[tuple[ExactPoint, np.ndarray]]:
+        """Yield the point with the sides of its constraints, in each way in which they can be read."""
+        ...
+
+    def other_readings(self, point: ExactPoint) -> Iterable[tuple[ExactPoint, np.ndarray]]:
+        """Yield the same x and y with other multipliers, where they are not unique."""
+        ...
+
+    def model(self, point: ExactPoint, trust: Any) -> Any:
+        """Return the model of f around a point: its ``solve(sides)`` returns a `Step` or None."""
+        ...
+
+    def arrive(self, step: Step) -> ExactPoint | None:
+        """Return the exact point at the end of a step, or next to it."""
+        ...
+
+    def polished(self, point: ExactPoint, trust: Any) -> ExactPoint | None:
+        """Return the point as accurately as can be, at the end of a descent; None where nothing is left to do."""
+        ...
+
+
+def exact_descent(
+    pieces: Pieces, point: ExactPoint, rtol: float, iterations: int = 100
+) -> Iterator[tuple[ExactPoint, bool]]:
+    """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left."""
+    trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
+    for _ in range(iterations):
+        size = 1 + abs(point.value)
+        rounding, worth = pieces.resolution * size, 1e-5 * rtol * size
+        last_look = crawled == _MAX_CRAWL
+        seen = _look(pieces, point, trust, rtol, [] if last_look else pieces.readings(point))
+        if seen.step is None and seen.settled:
+            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point), worth * last_look)
+        step, trial = seen.step, seen.trial
+        # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
+        finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
+        if finished or (last_look and trial is None):
+            break
+        if step is None or trial is None or not point.value - trial.value >= 1e-3 * step.predicted - rounding:
+            trust, slope = trust.after_failure(np.inf if step is None else step.length), np.inf
+            finished = step is not None and step.predicted <= rounding
+            if finished or trust.exhausted:
+                break
+            yield point, False
+            continue
+        gain = point.value - trial.value
+        slope = step.slope if step.predicted <= rounding else np.inf
+        crawled = crawled + trust.crawling if gain <= worth and not last_look else 0
+        trust, before = trust.after_success(step.length, gain / size), point
+        point = trial
+        small = step.predicted <= 1e-2 * rtol**2 * size
+        done = small and step.length <= rtol * (1 + np.abs(before.x).max(initial=0.0)) and step.slope <= 0.1 * rtol
+        yield point, done
+        if done:
+            return
+    else:
+        return
+    polished = pieces.polished(point, trust)
+    yield point if polished is None else polished, finished
+
+
+_MAX_CRAWL = 3  # steps in a row that gain next to nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """The step that is worth taking, or the first that disappointed, and the exact point it leads to.
+
+    ``settled`` tells whether all programs were solved: without a step, no descent is left then.
+    """
+
+    step: Step | None
+    trial: ExactPoint | None
+    settled: bool
+
+
+def _look(
+    pieces: Pieces,
+    point: ExactPoint,
+    trust: Any,
+    rtol: float,
+    readings: Iterable[tuple[ExactPoint, np.ndarray]],
+    least: float = 0.0,
+) -> _Look:
+    """Look for a step from each reading of a point until one is worth taking; it has to promise more than ``least``."""
+    size, settled, disappointed = 1 + abs(point.value), True, None
+    for start, sides in readings:
+        model, units, branches, seen = pieces.model(start, trust), pieces.units(start), [sides], set()
+        most = _MAX_PROGRAMS if pieces.lands_anywhere and (sides == 0).sum() <= _FEW_BIACTIVE else _MAX_PROGRAMS // 5
+        while branches and len(seen) < most:
+            tried = branches.pop()
+            if tried.tobytes() in seen:
+                continue
+            seen.add(tried.tobytes())
+            step = model.solve(tried)
+            if step is None:
+                settled = False
+                continue
+            # Where Phi bends much, a slope may be left to see although the decrease along it is not.
+            visible = step.predicted > 1e-4 * pieces.resolution * size and step.slope > 1e-3 * rtol
+            if not (step.predicted > pieces.resolution * size or visible) or step.predicted <= least:
+                continue
+            both = torn(step.end, units, tried)
+            if pieces.lands_anywhere or not both.any():
+                trial = pieces.arrive(step)
+                if trial is not None and point.value - trial.value >= 0.1 * step.predicted - _ROUNDING * size:
+                    return _Look(step, trial, settled)
+                if not both.any():
+                    disappointed = disappointed or _Look(step, trial, settled)
+                    continue
+            # Both slack and multiplier: all such constraints on the sides they lean to, or the worst of them alone on
+            # the other side.
+            leaning = np.where(step.end.multiplier / units.multiplier > step.end.slack / units.slack, 1, -1).astype(
+                np.int8
+            )
+            worst = int(np.argmax(both))
+            against, along = tried.copy(), np.where(both > 0, leaning, tried).astype(np.int8)
+            against[worst] = -leaning[worst]
+            branches += [against, along]
+    return _Look(None, None, settled) if disappointed is None else disappointed
+
+
+# With many biactive constraints the branches cannot be exhausted: a shorter step is the better answer.
+_MAX_PROGRAMS = 40
+_FEW_BIACTIVE = 12
+_ROUNDING = 1e-14  # the relative decrease of f that its value cannot tell

@@ -1,0 +1,35 @@
+"""The (x, y) that satisfy the rows, x in X and y in Y; the nearest x for which the lower level is feasible."""
+
+import dataclasses
+
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.model.flat import FlatProblem
+from bilevax.model.sets import SetRows
+from bilevax.solvers.default.quadratic_program import solve_qp
+
+
+def joint_rows(flat: FlatProblem) -> SetRows:
+    """Return all rows and balls on the stacked vector (x, y)."""
+    rows, x_rows, y_rows = flat.rows, flat.x_rows, flat.y_rows
+    return SetRows(
+        matrix=sp.block_array([[rows.B, rows.A], [x_rows.matrix, None], [None, y_rows.matrix]], format="csr"),
+        lower=np.concatenate([rows.lower, x_rows.lower, y_rows.lower]),
+        upper=np.concatenate([rows.upper, x_rows.upper, y_rows.upper]),
+        balls=(*x_rows.balls, *(dataclasses.replace(ball, index=ball.index + flat.n_x) for ball in y_rows.balls)),
+    )
+
+
+def nearest_feasible(flat: FlatProblem, x: np.ndarray, inset: float = 0.0) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the nearest x in X for which some y in Y satisfies the rows: a projection in (x, y), rows being affine.
+
+    With an ``inset``, y satisfies them with that much to spare, so that the lower level at x has an interior.
+    """
+    rows = joint_rows(flat)
+    spare = np.where(rows.lower < rows.upper - 4 * inset, inset, 0.0)
+    spare[len(flat.rows.lower) : len(flat.rows.lower) + len(flat.x_rows.lower)] = 0.0
+    hessian = sp.diags(np.concatenate([np.ones(flat.n_x), np.full(flat.n_y, 1e-8)]))
+    gradient = np.concatenate([-x, np.zeros(flat.n_y)])
+    solved = solve_qp(hessian, gradient, rows.matrix, rows.lower + spare, rows.upper - spare, rows.balls)
+    return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])

@@ -1,0 +1,183 @@
+"""The lower level's KKT systems by sparse factorisations.
+
+The matrix is quasi-definite, so that it has an LDL' factorisation in any order of elimination:
+
+    K = [H + D   A' ]
+        [A      -T  ],
+
+where A are the general rows, T the compliance they have of their own, and D the stiffness that bounds give to y.
+"""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import numpy as np
+import qdldl
+import scipy.sparse as sp
+
+from bilevax._support import clock
+from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.diary import Learning
+
+
+class SparseState(NamedTuple):
+    """Nothing: what a factorisation reuses follows from its matrix."""
+
+
+class SparseAlgebra(Learning):
+    """Factors of K. The order of elimination is found once for a sparsity of H."""
+
+    State = SparseState
+    shifts = (1e-13, 1e-8)  # of K's diagonal, relative, and taken out by refinement: the second where the first fails
+
+    def __init__(self, flat: FlatProblem, rows: LowerRows):
+        self.flat, self.rows = flat, rows
+        self.A = rows.A[: rows.general]
+        self.transposed = sp.csr_matrix(self.A.T)
+        self._solver: qdldl.Solver | None = None
+        self._layout: _Layout | None = None
+        self._seconds = 0.0  # that the last factorisation took
+        self._made = 0
+
+    def gradient(self, there: LowerDerivatives, y: np.ndarray) -> np.ndarray:
+        """Return the gradient of g in y."""
+        return there.gradient
+
+    def factorise(
+        self,
+        there: LowerDerivatives,
+        y: np.ndarray,
+        multiplier: np.ndarray,
+        give: np.ndarray,
+        unit: float,
+        shift: float,
+    ) -> "SparseFactor":
+        """Return a factor of K, whose lower right block is ``-give``; `FloatingPointError` where it has none.
+
+        ``unit`` is the typical stiffness. The factor is good until the next one is made: they share their memory.
+        """
+        rows, hessian = self.rows, there.hessian
+        stiffness = np.bincount(rows.column, 1 / give[rows.bounds], minlength=self.flat.n_y) + _TRACE * unit
+        if self._layout is None or not self._layout.fits(hessian):
+            self._solver, self._layout = None, _Layout(hessian, self.A)
+        # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular.
+        diagonal = np.concatenate([stiffness + shift * unit, -give[: rows.general] - shift / unit])
+        half = self._layout.upper_half(hessian, diagonal)
+        clock.check(self._seconds)
+        began = time.monotonic()
+        try:
+            if self._solver is None:
+                self._solver = qdldl.Solver(half, upper=True)
+            else:
+                self._solver.update(half, upper=True)
+        except RuntimeError as error:
+            self._solver = None  # half overwritten
+            raise FloatingPointError(str(error)) from error
+        self._seconds = time.monotonic() - began
+        self._made += 1
+        return SparseFactor(self, self._solver, self._made, there, stiffness, give)
+
+    def is_last(self, number: int) -> bool:
+        """Return whether the factor of that number is still in memory."""
+        return number == self._made
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseFactor:
+    """Solves with K; bounds are eliminated on the way."""
+
+    algebra: SparseAlgebra
+    solver: qdldl.Solver
+    number: int
+    there: LowerDerivatives
+    stiffness: np.ndarray
+    give: np.ndarray
+
+    @property
+    def mixed(self) -> sp.csc_matrix:
+        """The derivative of grad_y g in x."""
+        return self.there.mixed
+
+    def solve(self, along_y: np.ndarray, along_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the solution, refined while that helps: one part for y and one for the constraints."""
+        rows = self.algebra.rows
+        beyond, give = along_rows[rows.bounds], self.give[rows.bounds]
+        pushed = along_y + np.bincount(rows.column, rows.sign * beyond / give, minlength=len(along_y))
+        y, multiplier = self._solve(np.concatenate([pushed, along_rows[: rows.general]]))
+        return y, np.concatenate([multiplier, (rows.sign * y[rows.column] - beyond) / give])
+
+    def response(self, B: sp.csr_matrix) -> np.ndarray:
+        """Return the derivatives in x of y and of the general rows' multipliers, one row for each x."""
+        self._check()
+        right = sp.vstack([-self.mixed, -B[: self.algebra.rows.general]], format="csc")
+        size, count = right.shape
+        answers, side = np.empty((count, size)), np.zeros(size)
+        for index in range(count):
+            entries = slice(right.indptr[index], right.indptr[index + 1])
+            side[right.indices[entries]] = right.data[entries]
+            answers[index] = self.solver.solve(side)
+            side[right.indices[entries]] = 0.0
+        # One product tells whether refinement is needed: a random mixture of the answers against that of the sides.
+        weights = np.random.default_rng(0).choice([-1.0, 1.0], count)
+        mixture = right @ weights
+        if not np.abs(self._times(weights @ answers) - mixture).max() <= _POOR * np.abs(mixture).max():
+            for index, column in enumerate(right.T.toarray()):
+                answers[index] = np.concatenate(self._solve(column))
+        return answers
+
+    def _solve(self, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self._check()
+        solution = self.solver.solve(right)
+        residual = right - self._times(solution)
+        for _ in range(_MAX_REFINEMENTS):
+            better = solution + self.solver.solve(residual)
+            left = right - self._times(better)
+            if not np.abs(left).max(initial=0.0) < 0.7 * np.abs(residual).max(initial=0.0):
+                break
+            solution, residual = better, left
+        return solution[: len(self.stiffness)], solution[len(self.stiffness) :]
+
+    def _times(self, vector: np.ndarray) -> np.ndarray:
+        """Return K times a vector."""
+        algebra, size = self.algebra, len(self.stiffness)
+        y, multiplier = vector[:size], vector[size:]
+        upper = self.there.hessian @ y + self.stiffness * y + algebra.transposed @ multiplier
+        return np.concatenate([upper, algebra.A @ y - self.give[: len(multiplier)] * multiplier])
+
+    def _check(self) -> None:
+        if not self.algebra.is_last(self.number):
+            raise RuntimeError("this factor was overwritten by a later one")
+
+
+class _Layout:
+    """Where the entries of H, A and the diagonal lie in the upper half of K, found once for a sparsity of H."""
+
+    def __init__(self, hessian: sp.csc_matrix, A: sp.csr_matrix):
+        n_y, size = A.shape[1], sum(A.shape)
+        self.indptr, self.indices = hessian.indptr, hessian.indices
+        column = np.repeat(np.arange(n_y), np.diff(hessian.indptr))
+        self.upper = hessian.indices <= column
+        rows, entries = A.tocoo(), np.arange(size)
+        place = np.concatenate([column[self.upper], entries, n_y + rows.row]).astype(np.int64) * size
+        place += np.concatenate([hessian.indices[self.upper], entries, rows.col])
+        used, self.where = np.unique(place, return_inverse=True)
+        pointer = np.searchsorted(used, np.arange(size + 1) * size)
+        self.matrix = sp.csc_matrix((np.zeros(len(used)), used % size, pointer), shape=(size, size))
+        self.rows = rows.data
+
+    def fits(self, hessian: sp.csc_matrix) -> bool:
+        """Return whether H still has that sparsity."""
+        return np.array_equal(self.indptr, hessian.indptr) and np.array_equal(self.indices, hessian.indices)
+
+    def upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray) -> sp.csc_matrix:
+        """Return K's upper half; ``diagonal`` is what it has beside H."""
+        entries = np.concatenate([hessian.data[self.upper], diagonal, self.rows])
+        self.matrix.data = np.bincount(self.where, entries, minlength=self.matrix.nnz)
+        return self.matrix
+
+
+_MAX_REFINEMENTS = 30
+_POOR = 1e-9  # a residual from which on solutions with K are refined
+_TRACE = 1e-10  # of curvature, so that K is quasi-definite for merely convex g
