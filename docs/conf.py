@@ -74,8 +74,9 @@ _LATEX = math_core.LatexToMathML(fancy_error=False)
 
 
 def inline_formula(translator, node):
-    """Write a formula in a line of text; the word joiner behind it keeps a full stop on the same line."""
-    translator.body.append(_LATEX.convert_with_local_state(node.astext(), displaystyle=False) + "&#8288;")
+    """Write a formula in a line of text; a word joiner behind it keeps a full stop on the same line."""
+    formula = _LATEX.convert_with_local_state(node.astext(), displaystyle=False)
+    translator.body.append(f'<span class="inline-formula">{formula}&#8288;</span>')
     raise nodes.SkipNode
 
 
