@@ -1,7 +1,14 @@
-"""How the pages in this folder become a site: Markdown by MyST, the API from docstrings, the theme furo."""
+"""How the pages in this folder become a site: Markdown by MyST, the API from docstrings, the theme furo.
+
+Formulas become MathML, which browsers draw by themselves, without a script; the font for them is part of the site.
+"""
 
 import importlib.metadata
+import importlib.resources
 import re
+
+import math_core
+from docutils import nodes
 
 import bilevax
 
@@ -14,7 +21,12 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"bilevax {version}"
 html_copy_source = False
+html_static_path = ["static", str(importlib.resources.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf")]
+html_css_files = ["formulas.css"]
+html_math_renderer = "mathml"
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]  # a block ```math, which GitHub draws too
 
 default_role = "py:obj"  # `Name` in a docstring is a reference
 autodoc_member_order = "bysource"
@@ -58,7 +70,25 @@ def public_name(app, env, node, contnode):
     return None
 
 
+_LATEX = math_core.LatexToMathML(fancy_error=False)
+
+
+def inline_formula(translator, node):
+    """Write a formula in a line of text; a word joiner behind it keeps a full stop on the same line."""
+    formula = _LATEX.convert_with_local_state(node.astext(), displaystyle=False)
+    translator.body.append(f'<span class="inline-formula">{formula}&#8288;</span>')
+    raise nodes.SkipNode
+
+
+def displayed_formula(translator, node):
+    """Write a formula on lines of its own, which scrolls by itself where the screen is narrow."""
+    formula = _LATEX.convert_with_local_state(node.astext(), displaystyle=True)
+    translator.body.append(f'<div class="formula">{formula}</div>\n')
+    raise nodes.SkipNode
+
+
 def setup(app):
     """Register the hooks; docstrings are prepared before napoleon indents their sections."""
+    app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
     app.connect("autodoc-process-docstring", plain_docstrings, priority=100)
     app.connect("missing-reference", public_name)
