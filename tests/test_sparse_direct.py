@@ -79,16 +79,32 @@ def sparse_pieces(flat: FlatProblem) -> SparsePieces:
     return SparsePieces(flat, UpperSet(flat.x_rows), central_lower(flat, sparse=True))
 
 
-@pytest.mark.parametrize("sparse", [True, False])
-def test_derivatives_of_the_smoothed_objective(sparse):
-    problem, links, size = network("net3.json")
-    flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
-    x, lower = np.random.default_rng(1).uniform(0.3, 1.0, links), central_lower(flat, sparse)
+def bent() -> tuple[bx.BilevelProblem, int, int]:
+    """Return a problem of 3 and 5 variables with rows, bounds and a g that is no quadratic."""
+    random = np.random.default_rng(2)
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.sum((y - 0.3) ** 2) + jnp.sum(jnp.cos(x)) * y[0],
+        lambda x, y: jnp.sum(jnp.cosh(y - x[0])) + x[1] * y[0] * y[1] / 4 + 0.5 * jnp.sum(y**2),
+        bx.LinearCoupling(random.standard_normal((4, 5)), random.standard_normal((4, 3)), upper=0.2),
+        y_set=bx.Box(-0.2, 0.5),
+    )
+    return problem, 3, 5
+
+
+@pytest.mark.parametrize(
+    ("make", "sparse"),
+    [(lambda: network("net3.json"), True), (bent, True), (bent, False)],
+    ids=["net3", "bent", "dense"],
+)
+def test_derivatives_of_the_smoothed_objective(make, sparse):
+    problem, n_x, n_y = make()
+    flat = FlatProblem(problem, np.zeros(n_x), np.zeros(n_y))
+    x, lower = np.random.default_rng(1).uniform(0.3, 1.0, n_x), central_lower(flat, sparse)
     smoothing = Barrier(0.05, 1e-3, kappa=2.0)
-    oracle = CentralPath(lower, lower.start(x, np.zeros(size)), smoothing)
+    oracle = CentralPath(lower, lower.start(x, np.zeros(n_y)), smoothing)
     point = oracle.evaluate(x, smoothing, oracle.begin())
     at = lambda shift: oracle.evaluate(x + shift, smoothing, point)
-    ways = 1e-5 * np.eye(links)
+    ways = 1e-5 * np.eye(n_x)
     values = np.array([(at(way).value - at(-way).value) / 2e-5 for way in ways])
     gradients = np.array([(at(way).gradient - at(-way).gradient) / 2e-5 for way in ways])
     assert np.abs(values - point.gradient).max() <= 1e-8 * np.abs(point.gradient).max()
