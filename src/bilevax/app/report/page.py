@@ -20,7 +20,6 @@ from bilevax.driver.solution import Solution
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.design import NetworkDesign
 
-
 _PACKAGES = ("bilevax", "jax", "jaxlib", "equinox", "lineax", "numpy", "scipy", "clarabel")
 _NUMBERS_SHOWN = 2000
 _ROWS_SHOWN = 1000
