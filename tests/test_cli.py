@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import bilevax as bx
 from bilevax.app import cli, demo
+from bilevax.app.cli import project, solving
 from bilevax.problems.toy import LOCAL_MINIMA
 from shared_data import data_file
 
@@ -114,7 +115,7 @@ def test_solve_writes_a_report(folder):
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(folder, monkeypatch):
-    monkeypatch.setattr(cli, "solve", lambda *_, **__: pytest.fail("it was solved first"))
+    monkeypatch.setattr(solving, "solve", lambda *_, **__: pytest.fail("it was solved first"))
     (folder / "page.html").mkdir()
     assert (
         "report: expected a file that can be written" in call("solve", "toy.py", "--report", "page.html", code=2).stderr
@@ -149,7 +150,7 @@ def test_an_error_of_ours_keeps_its_traceback(folder, monkeypatch):
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(cli, "solve", broken)
+    monkeypatch.setattr(solving, "solve", broken)
     result = CliRunner().invoke(cli.app, ["solve", "toy.py"])
     assert isinstance(result.exception, RuntimeError)
 
@@ -290,7 +291,7 @@ def test_bench_lists_and_runs(folder):
 
 
 def test_bench_outside_a_checkout_says_so(folder, monkeypatch):
-    monkeypatch.setattr(cli, "__file__", str(folder / "lib" / "site-packages" / "bilevax" / "cli.py"))
+    monkeypatch.setattr(project, "__file__", str(folder / "lib/site-packages/bilevax/app/cli/project.py"))
     assert "expected a checkout" in told("bench", code=2)["error"]
 
 

@@ -25,7 +25,7 @@ from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outco
 from bilevax.exact.phi import Phi, Surroundings, evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem
-from bilevax.model.sets import SetRows
+from bilevax.model.set_rows import SetRows
 
 _MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
 _RANDOM_DIRECTIONS = 3

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import Solver
 from bilevax.solvers.default import Default
 
 
@@ -40,7 +40,7 @@ class Limits:
     @classmethod
     def of(
         cls,
-        solver: AbstractSolver | HostSolver,
+        solver: Solver,
         rtol: float,
         atol: float,
         max_steps: int | None,
@@ -77,10 +77,10 @@ def check_paths(**paths: Any) -> None:
             raise ValueError(f"{name}: expected a path, got {type(path).__name__}.")
 
 
-def chosen(solver: Any) -> AbstractSolver | HostSolver:
+def chosen(solver: Any) -> Solver:
     """Return the solver, the default when it is None; raise ValueError for anything that is no solver."""
     method = Default() if solver is None else solver
-    if not isinstance(method, AbstractSolver | HostSolver):
+    if not isinstance(method, Solver):
         names = "Default(), SFLCB(...), BLOCC(...), LVHBA(...), BiCGAFFA(...), GAM(...) or ProjectedPenalty(...)"
         came = repr(solver) if isinstance(solver, str | type) else type(solver).__name__
         raise ValueError(f"solver: expected a solver object, one of {names}, got {came}.")

@@ -23,11 +23,11 @@ from bilevax.driver.solution import Solution
 from bilevax.driver.watch import Watch
 from bilevax.exact.lower_level import solve_lower_level
 from bilevax.model.problem import BilevelProblem, place
-from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.base import CompiledSolver
 
 
 def run_in_chunks(
-    problem: BilevelProblem, solver: AbstractSolver, start: Start, dtype: Any, watch: Watch, files: Files
+    problem: BilevelProblem, solver: CompiledSolver, start: Start, dtype: Any, watch: Watch, files: Files
 ) -> Ending:
     """Run a compiled solver in chunks of about a quarter of a second until something ends the run."""
     placed, method = place(problem, dtype), place_solver(solver, dtype)
@@ -72,7 +72,7 @@ def next_chunk(chunk: int, taken: float, block: int) -> int:
 def _begin(
     problem: BilevelProblem,
     placed: BilevelProblem,
-    solver: AbstractSolver,
+    solver: CompiledSolver,
     start: Start,
     dtype: Any,
     watch: Watch,
@@ -91,7 +91,7 @@ def _begin(
     return loop_from_point(placed, solver, x, placed.y_set.project(y), *tolerances)
 
 
-def _state_to_go_on_from(placed: BilevelProblem, solver: AbstractSolver, x: PyTree, start: Start) -> Any:
+def _state_to_go_on_from(placed: BilevelProblem, solver: CompiledSolver, x: PyTree, start: Start) -> Any:
     """Return the state of a warm start; raise ValueError where the solver has states of another form."""
     warm = start.warm_start
     state = warm.state if isinstance(warm, Solution) else warm
@@ -103,6 +103,6 @@ def _state_to_go_on_from(placed: BilevelProblem, solver: AbstractSolver, x: PyTr
     return state
 
 
-def _point_and_numbers(solver: AbstractSolver, loop: Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
+def _point_and_numbers(solver: CompiledSolver, loop: Loop) -> tuple[PyTree, PyTree, dict[str, float]]:
     point = solver.iterate(loop.state)
     return point.x, point.y, {name: float(value) for name, value in loop.residuals.items()}

@@ -13,7 +13,7 @@ from bilevax.driver.solve import solve
 from bilevax.driver.watch import Progress
 from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, HostSolver, ProblemRefused
+from bilevax.solvers.base import ProblemRefused, Solver
 from bilevax.solvers.default import Default
 from bilevax.solvers.sflcb import SFLCB
 
@@ -33,7 +33,7 @@ class Visit(NamedTuple):
 def follow(
     problem: BilevelProblem,
     x0: PyTree,
-    solver: AbstractSolver | HostSolver | None = None,
+    solver: Solver | None = None,
     count: int = 30,
     **options: Any,
 ) -> tuple[Solution, list[Visit]]:
@@ -142,7 +142,7 @@ class Comparison:
 def compare(
     problem: BilevelProblem,
     x0: PyTree,
-    solvers: Mapping[str, AbstractSolver | HostSolver] | None = None,
+    solvers: Mapping[str, Solver] | None = None,
     *,
     points: int = 20,
     **options: Any,
@@ -173,7 +173,7 @@ def compare(
     solvers = {"default": Default(), "SFLCB": SFLCB()} if solvers is None else solvers
     if not isinstance(solvers, Mapping) or not solvers:
         raise ValueError(f"solvers: expected a dictionary of solver objects by name, got {solvers!r}.")
-    wrong = [name for name, solver in solvers.items() if not isinstance(solver, AbstractSolver | HostSolver)]
+    wrong = [name for name, solver in solvers.items() if not isinstance(solver, Solver)]
     if wrong:
         raise ValueError(f"solvers: expected solver objects, got {type(solvers[wrong[0]]).__name__} for {wrong[0]!r}.")
     exact = Hyperobjective(problem, x0, options.get("y0")) if points else None
@@ -186,7 +186,7 @@ def _contender(
     problem: BilevelProblem,
     x0: PyTree,
     name: str,
-    solver: AbstractSolver | HostSolver,
+    solver: Solver,
     points: int,
     exact: Hyperobjective | None,
     options: Mapping[str, Any],

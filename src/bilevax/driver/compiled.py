@@ -5,7 +5,7 @@ The loop runs whole blocks of steps, with a stopping test after each block. Bloc
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from bilevax._support import trees
 from bilevax.driver.arguments import chosen
 from bilevax.model.problem import BilevelProblem, place, validate
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import CompiledSolver, HostSolver
 
 # An iterate this many times larger than its start has left every sensible scale: reported before it overflows.
 _DIVERGENCE_FACTOR = 1e12
@@ -51,7 +51,7 @@ def run(
     x0: PyTree,
     *,
     y0: PyTree = None,
-    solver: AbstractSolver,
+    solver: CompiledSolver,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     max_steps: int | None = None,
@@ -61,18 +61,21 @@ def run(
     It runs in the precision of x0 under JAX's current settings, and may be transformed by ``jit`` and ``vmap``. The
     lower level starts at the projection of 0 onto Y when no y0 is given. Judge an answer with `certify`.
     """
-    if isinstance(chosen(solver), HostSolver):
-        raise ValueError(
-            f"solver: run expects a compiled solver such as SFLCB(...), got {type(chosen(solver)).__name__}, "
-            "which works on the host: use solve(...)."
-        )
+    solver = chosen(solver).dispatch(compiled=lambda method: method, host=_refuse)
     limit = solver.default_max_steps if max_steps is None else max_steps
     begin, go_on = parts_of_run(problem, y0, solver, rtol, atol)
     return shown(problem, solver, go_on(begin(x0), jnp.asarray(limit)))
 
 
+def _refuse(solver: HostSolver) -> NoReturn:
+    raise ValueError(
+        f"solver: run expects a compiled solver such as SFLCB(...), got {type(solver).__name__}, "
+        "which works on the host: use solve(...)."
+    )
+
+
 def parts_of_run(
-    problem: BilevelProblem, y0: PyTree, solver: AbstractSolver, rtol: float, atol: float
+    problem: BilevelProblem, y0: PyTree, solver: CompiledSolver, rtol: float, atol: float
 ) -> tuple[Callable[[PyTree], Loop], Callable[[Loop, Any], Loop]]:
     """Return the two pure functions that `run` is made of: from x0 to where a run begins, and on to so many steps."""
     dtype = jnp.result_type(float)
@@ -90,7 +93,7 @@ def parts_of_run(
     return begin, lambda loop, limit: advance(placed, method, loop, limit, *tolerances)
 
 
-def shown(problem: BilevelProblem, solver: AbstractSolver, loop: Loop) -> RunResult:
+def shown(problem: BilevelProblem, solver: CompiledSolver, loop: Loop) -> RunResult:
     """Return what `run` shows of where it has come to."""
     point = solver.iterate(loop.state)
     return RunResult(
@@ -105,21 +108,21 @@ def shown(problem: BilevelProblem, solver: AbstractSolver, loop: Loop) -> RunRes
     )
 
 
-def place_solver(solver: AbstractSolver, dtype: Any) -> AbstractSolver:
+def place_solver(solver: CompiledSolver, dtype: Any) -> CompiledSolver:
     """Return the solver with its parameters on the device in ``dtype``."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if isinstance(leaf, np.ndarray) else leaf, solver)
 
 
 @eqx.filter_jit
 def loop_from_point(
-    problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree, rtol: Any, atol: Any
+    problem: BilevelProblem, solver: CompiledSolver, x: PyTree, y: PyTree, rtol: Any, atol: Any
 ) -> Loop:
     """Return the loop before its first step, at a start inside X and Y."""
     return loop_from_state(problem, solver, solver.init(problem, x, y), rtol, atol)
 
 
 @eqx.filter_jit
-def loop_from_state(problem: BilevelProblem, solver: AbstractSolver, state: Any, rtol: Any, atol: Any) -> Loop:
+def loop_from_state(problem: BilevelProblem, solver: CompiledSolver, state: Any, rtol: Any, atol: Any) -> Loop:
     """Return a loop that begins with this state: no steps yet, the stopping test done."""
     done, residuals = solver.terminate(problem, state, rtol, atol)
     bound = _DIVERGENCE_FACTOR * (1 + trees.max_abs(state))
@@ -127,7 +130,7 @@ def loop_from_state(problem: BilevelProblem, solver: AbstractSolver, state: Any,
 
 
 @eqx.filter_jit
-def advance(problem: BilevelProblem, solver: AbstractSolver, loop: Loop, limit: Any, rtol: Any, atol: Any) -> Loop:
+def advance(problem: BilevelProblem, solver: CompiledSolver, loop: Loop, limit: Any, rtol: Any, atol: Any) -> Loop:
     """Run to ``limit`` steps or until the stopping test holds, in blocks of ``check_every``."""
     block = solver.check_every
     step = lambda _, state: solver.step(problem, state)

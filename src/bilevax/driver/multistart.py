@@ -25,7 +25,7 @@ from bilevax.driver.watch import Watch
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem, refuse_tracers, validate
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import CompiledSolver, HostSolver, Solver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def multistart(
     key: int = 0,
     *,
     y0: PyTree = None,
-    solver: AbstractSolver | HostSolver | None = None,
+    solver: Solver | None = None,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     max_steps: int | None = None,
@@ -105,10 +105,9 @@ def multistart(
     limits = Limits.of(method, rtol, atol, max_steps, time_limit)
     new_watch = lambda: Watch(began, limits)
     with float64():
-        endings = (
-            _one_by_one(problem, points, y0, method, new_watch)
-            if isinstance(method, HostSolver)
-            else _all_at_once(problem, points, y0, method, new_watch())
+        endings = method.dispatch(
+            compiled=lambda solver: _all_at_once(problem, points, y0, solver, new_watch()),
+            host=lambda solver: _one_by_one(problem, points, y0, solver, new_watch),
         )
         merged, answer_of = _merge(endings)
         flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
@@ -162,7 +161,7 @@ def _all_at_once(
     problem: BilevelProblem,
     points: list[PyTree],
     y0: PyTree,
-    solver: AbstractSolver,
+    solver: CompiledSolver,
     watch: Watch,
 ) -> list[tuple[Ending, Watch]]:
     """Run a compiled solver from all starts in one program."""

@@ -19,7 +19,7 @@ from bilevax.driver.verdict import conclude, judged, pursued, unbounded_if_it_fa
 from bilevax.driver.watch import Progress, Watch
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem, validate
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import CompiledSolver, HostSolver, Solver
 
 
 def solve(
@@ -27,7 +27,7 @@ def solve(
     x0: PyTree,
     *,
     y0: PyTree = None,
-    solver: AbstractSolver | HostSolver | None = None,
+    solver: Solver | None = None,
     rtol: float = 1e-6,
     atol: float = 1e-8,
     max_steps: int | None = None,
@@ -90,21 +90,27 @@ def solve(
         warn_outside(problem, x)
         method, flat = chosen(solver), FlatProblem(problem, x, y_like)
         start, limits = Start(x, y_like, y, warm_start), Limits.of(method, rtol, atol, max_steps, time_limit)
-        watch = Watch(began, limits, callback, progress, steady=isinstance(method, AbstractSolver))
-        if isinstance(method, HostSolver):
-            # A search looks at rtol all the way; a compiled loop only to stop.
-            files = Files.open(checkpoint, resume, problem, method, rtol=rtol)
-            ending, certificate = _searched(flat, method, start, watch, files)
-        else:
-            files = Files.open(checkpoint, resume, problem, method)
-            method.check(problem, x, y_like)
-            ending = run_in_chunks(problem, method, start, dtype, watch, files)
-            ending, certificate = judged(flat, method, ending, watch)
+        watch = Watch(began, limits, callback, progress, steady=method.steady)
+        # A search looks at rtol all the way; a compiled loop only to stop.
+        fixed = method.dispatch(compiled=lambda _: {}, host=lambda _: {"rtol": rtol})
+        files = Files.open(checkpoint, resume, problem, method, **fixed)
+        method.check(problem, x, y_like)
+        ending, certificate = method.dispatch(
+            compiled=lambda solver: _stepped(flat, solver, start, dtype, watch, files),
+            host=lambda solver: _searched(flat, solver, start, watch, files),
+        )
         ending = unbounded_if_it_falls_forever(flat, x, ending, certificate, watch)
         solution = conclude(method, ending, certificate, watch)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
+
+
+def _stepped(
+    flat: FlatProblem, solver: CompiledSolver, start: Start, dtype: Any, watch: Watch, files: Files
+) -> tuple[Ending, Certificate]:
+    """Return how the run of a compiled solver ended, and its certificate."""
+    return judged(flat, solver, run_in_chunks(flat.problem, solver, start, dtype, watch, files), watch)
 
 
 def _searched(

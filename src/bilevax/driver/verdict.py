@@ -18,12 +18,12 @@ from bilevax.driver.search import search
 from bilevax.driver.solution import Solution
 from bilevax.driver.watch import Watch
 from bilevax.model.flat import FlatProblem
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import HostSolver, Solver
 
 _MOST_PURSUITS = 5  # searches that go on from a point that refuted the last answer
 
 
-def certified(flat: FlatProblem, solver: AbstractSolver | HostSolver, ending: Ending) -> tuple[Ending, Certificate]:
+def certified(flat: FlatProblem, solver: Solver, ending: Ending) -> tuple[Ending, Certificate]:
     """Return an ending and its certificate: for a run that was stopped, the better of its best and its last point."""
 
     def judge(x: PyTree, y: PyTree) -> Certificate:
@@ -45,9 +45,7 @@ def certified(flat: FlatProblem, solver: AbstractSolver | HostSolver, ending: En
     return ending, certificate
 
 
-def judged(
-    flat: FlatProblem, solver: AbstractSolver | HostSolver, ending: Ending, watch: Watch
-) -> tuple[Ending, Certificate]:
+def judged(flat: FlatProblem, solver: Solver, ending: Ending, watch: Watch) -> tuple[Ending, Certificate]:
     """Return `certified` in the time that a certificate has."""
     with deadline(watch.last_call):
         return certified(flat, solver, ending)
@@ -87,7 +85,7 @@ def unbounded_if_it_falls_forever(
     return ending
 
 
-def conclude(solver: AbstractSolver | HostSolver, ending: Ending, certificate: Certificate, watch: Watch) -> Solution:
+def conclude(solver: Solver, ending: Ending, certificate: Certificate, watch: Watch) -> Solution:
     """Return the solution that an ending and its certificate amount to."""
     rtol = watch.limits.rtol
     status = _status(ending, watch.ended, certificate, rtol)

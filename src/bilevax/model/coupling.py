@@ -12,8 +12,8 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax._support import trees
+from bilevax.model.bounds import first_pair, one_per_leaf, row_bound
 from bilevax.model.operators import LinearMap, Zero, as_linear_map, probe_columns
-from bilevax.model.sets import _first_pair, _row_bound, _spread
 
 
 class Coupling(eqx.Module):
@@ -79,8 +79,8 @@ class LinearCoupling(Coupling):
         self.A = as_linear_map(A, "LinearCoupling: A")
         self.B = None if B is None else as_linear_map(B, "LinearCoupling: B")
         count = self.A.shape[0]
-        self.lower = _row_bound(lower, count, "LinearCoupling: lower")
-        self.upper = _row_bound(upper, count, "LinearCoupling: upper")
+        self.lower = row_bound(lower, count, "LinearCoupling: lower")
+        self.upper = row_bound(upper, count, "LinearCoupling: upper")
         self.scalar = not hasattr(A, "mv") and np.ndim(A) == 0
 
     def __check_init__(self):
@@ -91,7 +91,7 @@ class LinearCoupling(Coupling):
             )
         if trees.is_concrete(self.lower) and trees.is_concrete(self.upper):
             if np.any(self.lower > self.upper):
-                raise ValueError(f"LinearCoupling: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
+                raise ValueError(f"LinearCoupling: expected lower <= upper, got {first_pair(self.lower, self.upper)}.")
             if np.any(np.isposinf(self.lower)) or np.any(np.isneginf(self.upper)):
                 raise ValueError("LinearCoupling: no value satisfies lower = +inf or upper = -inf.")
 
@@ -176,7 +176,7 @@ class AffineCoupling(Coupling):
         spread = lambda bound: jax.tree.map(
             lambda row, side: jnp.broadcast_to(jnp.asarray(side, row.dtype), row.shape),
             rows,
-            _spread(bound, rows),
+            one_per_leaf(bound, rows),
         )
         return spread(self.lower), spread(self.upper)
 
@@ -213,7 +213,7 @@ class AffineCoupling(Coupling):
                 raise ValueError(f"{name}: expected rows of real numbers, got {leaf}.")
         for side, bound in (("lower", self.lower), ("upper", self.upper)):
             try:
-                jax.tree.map(lambda r, b: np.broadcast_to(np.empty(b.shape), r.shape), rows, _spread(bound, rows))
+                jax.tree.map(lambda r, b: np.broadcast_to(np.empty(b.shape), r.shape), rows, one_per_leaf(bound, rows))
             except ValueError:
                 raise ValueError(
                     f"{name}: {side} is {trees.describe(bound)}, which does not broadcast to the rows, "
@@ -221,11 +221,13 @@ class AffineCoupling(Coupling):
                 ) from None
         if all(map(trees.is_concrete, jax.tree.leaves((self.lower, self.upper)))):
             low, high = (
-                trees.flatten_host(jax.tree.map(lambda r, b: np.broadcast_to(b, r.shape), rows, _spread(bound, rows)))
+                trees.flatten_host(
+                    jax.tree.map(lambda r, b: np.broadcast_to(b, r.shape), rows, one_per_leaf(bound, rows))
+                )
                 for bound in (self.lower, self.upper)
             )
             if np.any(low > high):
-                raise ValueError(f"{name}: expected lower <= upper, got {_first_pair(low, high)}.")
+                raise ValueError(f"{name}: expected lower <= upper, got {first_pair(low, high)}.")
         self._check_affine(x, y, data, name)
 
     @np.errstate(all="ignore")  # a function that is not affine may well return NaN at zero

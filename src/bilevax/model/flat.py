@@ -27,7 +27,7 @@ from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
 from bilevax.model.quadratic import Quadratic
 from bilevax.model.scales import RowGroups, Scales, natural_scales
-from bilevax.model.sets import SetRows
+from bilevax.model.set_rows import SetRows
 
 
 class Rows(NamedTuple):

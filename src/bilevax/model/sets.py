@@ -1,8 +1,7 @@
 """Simple convex sets for x and y: each knows its projection, and its description as rows for exact solvers."""
 
 import abc
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,69 +16,9 @@ from bilevax._support.precision import call_host
 from bilevax.convex.minimise import minimise
 from bilevax.convex.problem import Ball as BallConstraint
 from bilevax.convex.problem import Constraints, Objective, Outcome
-from bilevax.model.operators import LinearMap, Lineax, as_linear_map, scaled
-
-
-class SetRows(NamedTuple):
-    """A set on the flattened variable v: ``lower <= matrix v <= upper`` and balls.
-
-    ``unit`` is what the rows were multiplied by when the set was written in other units, None if it was not.
-    """
-
-    matrix: sp.csr_matrix
-    lower: np.ndarray
-    upper: np.ndarray
-    balls: tuple[BallConstraint, ...] = ()
-    unit: np.ndarray | None = None
-
-    def in_units(self, scale: np.ndarray) -> "SetRows":
-        """Return the set of all v for which ``scale * v`` is in this one, the largest entry of each row about 1."""
-        if np.all(scale == 1.0):
-            return self
-        ones, filled = np.ones(self.matrix.shape[0]), np.diff(self.matrix.indptr) > 0
-        matrix, largest = scaled(self.matrix, ones, scale), ones.copy()
-        if filled.any():
-            largest[filled] = np.maximum.reduceat(np.abs(matrix.data), matrix.indptr[:-1][filled])
-        unit = np.exp2(-np.round(np.log2(np.where(largest > 0, largest, 1.0))))  # a power of two: no rounding
-        balls = tuple(
-            dataclasses.replace(ball, center=ball.center / scale[ball.index], radius=ball.radius / scale[ball.index[0]])
-            for ball in self.balls
-        )
-        return SetRows(scaled(matrix, unit, np.ones(len(scale))), unit * self.lower, unit * self.upper, balls, unit)
-
-    def intervals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bounds that rows with a single entry put on each variable."""
-        size = self.matrix.shape[1]
-        lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
-        first = self.matrix.indptr[:-1][np.diff(self.matrix.indptr) == 1]
-        single = np.diff(self.matrix.indptr) == 1
-        column, scale = self.matrix.indices[first], self.matrix.data[first]
-        ends = np.sort(np.stack([self.lower[single] / scale, self.upper[single] / scale]), axis=0)
-        np.maximum.at(lower, column, ends[0])
-        np.minimum.at(upper, column, ends[1])
-        return lower, upper
-
-    def well_inside(self, v: np.ndarray) -> np.ndarray:
-        """Return v moved well inside the variables' bounds, where functions with logarithms are defined."""
-        lower, upper = self.intervals()
-        inset = 0.1 * np.minimum(1.0, np.where(np.isfinite(upper - lower), upper - lower, 1.0))
-        return np.clip(v, lower + inset, upper - inset)
-
-    def violation(self, v: np.ndarray) -> float:
-        """Return by how much v is outside: the largest violation of a row or a ball, relative to 1 + |v|."""
-        image = self.matrix @ v
-        rows = np.maximum(self.lower - image, image - self.upper).max(initial=0.0)
-        balls = [np.linalg.norm(v[ball.index] - ball.center) - ball.radius for ball in self.balls]
-        return float(max(rows, *balls, 0.0) / (1 + np.abs(v).max(initial=0.0)))
-
-    def around(self, v: np.ndarray) -> "SetRows":
-        """Return the set of steps that stay in this one from v; no step at all always does, whatever the rounding."""
-        image = self.matrix @ v
-        return self._replace(
-            lower=np.minimum(self.lower - image, 0.0),
-            upper=np.maximum(self.upper - image, 0.0),
-            balls=tuple(dataclasses.replace(ball, center=ball.center - v[ball.index]) for ball in self.balls),
-        )
+from bilevax.model.bounds import first_pair, one_per_leaf, row_bound
+from bilevax.model.operators import LinearMap, Lineax, as_linear_map
+from bilevax.model.set_rows import SetRows
 
 
 class ConvexSet(eqx.Module):
@@ -148,10 +87,10 @@ class Box(ConvexSet):
         if jax.tree.structure(self.lower) == jax.tree.structure(self.upper):
             for low, high in zip(jax.tree.leaves(self.lower), jax.tree.leaves(self.upper), strict=True):
                 if trees.is_concrete(low) and trees.is_concrete(high) and np.any(low > high):
-                    raise ValueError(f"Box: expected lower <= upper, got {_first_pair(low, high)}.")
+                    raise ValueError(f"Box: expected lower <= upper, got {first_pair(low, high)}.")
 
     def project(self, value: PyTree) -> PyTree:
-        low, high = _spread(self.lower, value), _spread(self.upper, value)
+        low, high = one_per_leaf(self.lower, value), one_per_leaf(self.upper, value)
         return jax.tree.map(lambda v, a, b: jnp.clip(v, _cast(a, v), _cast(b, v)), value, low, high)
 
     def rows(self, like: PyTree) -> SetRows:
@@ -161,7 +100,7 @@ class Box(ConvexSet):
 
     def _bounds(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:
         full = [
-            jax.tree.map(lambda leaf, bound: np.broadcast_to(bound, leaf.shape), like, _spread(side, like))
+            jax.tree.map(lambda leaf, bound: np.broadcast_to(bound, leaf.shape), like, one_per_leaf(side, like))
             for side in (self.lower, self.upper)
         ]
         return trees.flatten_host(full[0]), trees.flatten_host(full[1])
@@ -169,7 +108,7 @@ class Box(ConvexSet):
     def check(self, like: PyTree, name: str) -> None:
         for side, bound in (("lower", self.lower), ("upper", self.upper)):
             try:
-                spread = _spread(bound, like)
+                spread = one_per_leaf(bound, like)
                 jax.tree.map(lambda leaf, b: np.broadcast_to(np.empty(b.shape), leaf.shape), like, spread)
             except ValueError:
                 raise ValueError(
@@ -178,7 +117,7 @@ class Box(ConvexSet):
                 ) from None
         low, high = self._bounds(like) if all(map(trees.is_concrete, jax.tree.leaves(self))) else (0.0, 0.0)
         if np.any(np.asarray(low) > np.asarray(high)):
-            raise ValueError(f"{name}: expected lower <= upper, got {_first_pair(low, high)}.")
+            raise ValueError(f"{name}: expected lower <= upper, got {first_pair(low, high)}.")
 
     def like(self) -> PyTree | None:
         low = jax.tree.leaves(self.lower)
@@ -246,7 +185,7 @@ class Ball(ConvexSet):
             raise ValueError("Ball: expected a finite center, got NaN or infinity.")
 
     def project(self, value: PyTree) -> PyTree:
-        center = jax.tree.map(_cast, _spread(self.center, value), value)
+        center = jax.tree.map(_cast, one_per_leaf(self.center, value), value)
         offset = jax.tree.map(lambda v, c: v - c, value, center)
         square = trees.dot(offset, offset)
         radius = _cast(self.radius, square)
@@ -257,13 +196,13 @@ class Ball(ConvexSet):
 
     def rows(self, like: PyTree) -> SetRows:
         size = trees.size(like)
-        center = jax.tree.map(lambda leaf, c: np.broadcast_to(c, leaf.shape), like, _spread(self.center, like))
+        center = jax.tree.map(lambda leaf, c: np.broadcast_to(c, leaf.shape), like, one_per_leaf(self.center, like))
         ball = BallConstraint(np.arange(size), trees.flatten_host(center), float(self.radius))
         return _no_rows(size)._replace(balls=(ball,))
 
     def check(self, like: PyTree, name: str) -> None:
         try:
-            spread = _spread(self.center, like)
+            spread = one_per_leaf(self.center, like)
             jax.tree.map(lambda leaf, c: np.broadcast_to(np.empty(c.shape), leaf.shape), like, spread)
         except ValueError:
             raise ValueError(
@@ -288,13 +227,13 @@ class Polyhedron(ConvexSet):
         if isinstance(self.A, Lineax):  # its matrix is found by compiled code, which a projection cannot call
             self.A = as_linear_map(self.A.to_scipy(), "Polyhedron: A")
         count = self.A.shape[0]
-        self.lower = _row_bound(lower, count, "Polyhedron: lower")
-        self.upper = _row_bound(upper, count, "Polyhedron: upper")
+        self.lower = row_bound(lower, count, "Polyhedron: lower")
+        self.upper = row_bound(upper, count, "Polyhedron: upper")
 
     def __check_init__(self):
         if all(map(trees.is_concrete, (self.lower, self.upper))):
             if np.any(self.lower > self.upper):
-                raise ValueError(f"Polyhedron: expected lower <= upper, got {_first_pair(self.lower, self.upper)}.")
+                raise ValueError(f"Polyhedron: expected lower <= upper, got {first_pair(self.lower, self.upper)}.")
             if np.any(np.isposinf(self.lower)) or np.any(np.isneginf(self.upper)):
                 raise ValueError("Polyhedron: no value satisfies lower = +inf or upper = -inf.")
 
@@ -396,37 +335,6 @@ def _is_set(value: Any) -> bool:
     return isinstance(value, ConvexSet)
 
 
-def _spread(bound: PyTree, like: PyTree) -> PyTree:
-    """Return ``bound`` with the structure of ``like``; a single array serves every leaf."""
-    structure = jax.tree.structure(like)
-    if jax.tree.structure(bound) == structure:
-        return bound
-    leaves = jax.tree.leaves(bound)
-    if len(leaves) != 1 or jax.tree.structure(bound) != jax.tree.structure(0):
-        raise ValueError("structures differ")
-    return jax.tree.unflatten(structure, leaves * structure.num_leaves)
-
-
 def _cast(number: Any, like: Any) -> Any:
     """Return a set's numbers in the precision of the point that is projected."""
     return jnp.asarray(number, jnp.result_type(like))
-
-
-def _row_bound(bound: Any, count: int, name: str) -> np.ndarray:
-    try:
-        array = trees.host_floats(bound)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected a number or {count} numbers, got {type(bound).__name__}.") from error
-    try:
-        array = np.broadcast_to(array, (count,)) if trees.is_concrete(array) else jnp.broadcast_to(array, (count,))
-    except ValueError:
-        raise ValueError(f"{name}: expected a number or {count} numbers, got shape {array.shape}.") from None
-    if trees.is_concrete(array) and np.isnan(array).any():
-        raise ValueError(f"{name}: expected numbers (or infinities), got NaN.")
-    return array  # type: ignore[return-value]
-
-
-def _first_pair(low: Any, high: Any) -> str:
-    low, high = np.broadcast_arrays(low, high)
-    index = np.flatnonzero((low > high).ravel())[0]
-    return f"lower {low.ravel()[index]:g} > upper {high.ravel()[index]:g} at entry {index}"

@@ -119,10 +119,18 @@ def step_sizes(
         If a condition of the theorem does not hold; it says which, with the numbers.
     """
     _check_conditions(constants, delta, setting)
+    sizes = _all_but_eta_x(constants, delta, rho1, rho2, setting)
+    return _coupled(sizes, constants) if setting == "coupled" else _uncoupled(sizes)
+
+
+def _all_but_eta_x(
+    constants: TheoryConstants, delta: float, rho1: float | None, rho2: float | None, setting: Setting
+) -> StepSizes:
+    """Return what both theorems ask for alike; eta_x is NaN."""
     mu_g, l_g1, a = constants.mu_g, constants.l_g1, constants.sigma_max_a
     b = constants.sigma_max_b if setting == "coupled" else 0.0
     l_delta = mu_g / 2
-    l_g, l_phi = l_delta + l_g1, l_delta + 2 * l_g1
+    l_phi = l_delta + 2 * l_g1
     rho1 = _augmentation("rho1", rho1, (mu_g - l_delta) / a**2)  # [3]
     rho2 = _augmentation("rho2", rho2, mu_g / a**2)
     mu_y, mu_z = min(mu_g - l_delta - rho1 * a**2, rho1 / 2), min(mu_g - rho2 * a**2, rho2 / 2)
@@ -134,15 +142,14 @@ def step_sizes(
     sigma_y, sigma_z = hoffman / mu_y, hoffman / mu_z
     if setting == "coupled":
         sigma_yb = b * sigma_y + sigma_yx  # [4]
-        sigma_ub = l_g * (1 + sigma_yb) / constants.sigma_min_a  # [4]
+        sigma_ub = _l_g(constants) * (1 + sigma_yb) / constants.sigma_min_a  # [4]
         l_d, l_q = l_k * (1 + sigma_yx), l_k * (1 + sigma_zx + sigma_yb) + b * sigma_ub
     else:
         sigma_ys = 2 * l_k / mu_g
         l_d, l_q = max(l_phi * (1 + sigma_yx), l_k), l_phi * (1 + sigma_zx + sigma_ys)
     eta_y, eta_z = 1 / (4 * l_k), 2 / (l_k + 4 * l_d)
     share = 256 if setting == "coupled" else 32
-    eta_u, eta_v = eta_y * mu_y**2 / (share * extended), eta_z * mu_z**2 / (share * extended)  # [2]
-    sizes = StepSizes(
+    return StepSizes(
         setting=setting,
         delta=float(delta),
         rho1=rho1,
@@ -150,8 +157,8 @@ def step_sizes(
         eta_x=math.nan,
         eta_y=eta_y,
         eta_z=eta_z,
-        eta_u=eta_u,
-        eta_v=eta_v,
+        eta_u=eta_y * mu_y**2 / (share * extended),  # [2]
+        eta_v=eta_z * mu_z**2 / (share * extended),  # [2]
         l_phi=l_phi,
         l_k=l_k,
         l_d=l_d,
@@ -161,26 +168,41 @@ def step_sizes(
         sigma_y=sigma_y,
         sigma_z=sigma_z,
     )
-    if setting == "uncoupled":
-        eta_x = min(
-            eta_y * mu_y**2 / (512 * l_phi**2),
-            eta_z * mu_z**2 / (96 * l_phi**2),
-            eta_u / (64 * sigma_y**2 * l_phi**2),
-            eta_v / (4 * sigma_z**2 * l_phi**2),
-            2 / (l_k + 4 * l_d + 8 * l_q),
-        )
-        return dataclasses.replace(sizes, eta_x=eta_x)
+
+
+def _l_g(constants: TheoryConstants) -> float:
+    """Return the smoothness of ``delta f + g``."""
+    return constants.mu_g / 2 + constants.l_g1
+
+
+def _uncoupled(sizes: StepSizes) -> StepSizes:
+    """Return the sizes with the eta_x of the uncoupled theorem."""
+    l_phi = sizes.l_phi
+    eta_x = min(
+        sizes.eta_y * sizes.mu_y**2 / (512 * l_phi**2),
+        sizes.eta_z * sizes.mu_z**2 / (96 * l_phi**2),
+        sizes.eta_u / (64 * sizes.sigma_y**2 * l_phi**2),
+        sizes.eta_v / (4 * sizes.sigma_z**2 * l_phi**2),
+        2 / (sizes.l_k + 4 * sizes.l_d + 8 * sizes.l_q),
+    )
+    return dataclasses.replace(sizes, eta_x=eta_x)
+
+
+def _coupled(sizes: StepSizes, constants: TheoryConstants) -> StepSizes:
+    """Return the sizes with the eta_x of the coupled theorem, and the bounds on multipliers that lead to it."""
+    mu_y, mu_z, eta_y, eta_z = sizes.mu_y, sizes.mu_z, sizes.eta_y, sizes.eta_z
+    sigma_y, sigma_z, l_g, l_g1 = sizes.sigma_y, sizes.sigma_z, _l_g(constants), constants.l_g1
     sigma_uy = (1 / eta_y + 2 / (mu_y * eta_y) * l_g) / constants.sigma_min_a  # [5]
     sigma_vz = (1 / eta_z + 2 / (mu_z * eta_z) * l_g1) / constants.sigma_min_a
-    sigma_u1, sigma_v1 = rho1, rho2
+    sigma_u1, sigma_v1 = sizes.rho1, sizes.rho2
     sigma_u2, sigma_v2 = sigma_y * l_g / constants.sigma_min_a, sigma_z * l_g1 / constants.sigma_min_a  # [5]
-    slope = max(l_k, b)  # [6]
+    slope = max(sizes.l_k, constants.sigma_max_b)  # [6]
     eta_x = min(
         eta_y * mu_y**2 / (640 * slope**2),
         eta_z * mu_z**2 / (640 * slope**2),
-        eta_u / (240 * (sigma_y**2 + sigma_u2**2 + sigma_u1**2) * slope**2),
-        eta_v / (240 * (sigma_z**2 + sigma_v2**2 + sigma_v1**2) * slope**2),
-        2 / (l_k + 4 * l_d + 8 * l_q),
+        sizes.eta_u / (240 * (sigma_y**2 + sigma_u2**2 + sigma_u1**2) * slope**2),
+        sizes.eta_v / (240 * (sigma_z**2 + sigma_v2**2 + sigma_v1**2) * slope**2),
+        2 / (sizes.l_k + 4 * sizes.l_d + 8 * sizes.l_q),
         1 / (1920 * eta_y * slope**2 * sigma_uy**2),
         1 / (1920 * eta_z * slope**2 * sigma_vz**2),  # [7]
     )

@@ -65,18 +65,7 @@ def random_quadratic(
     seed
         Of the random numbers.
     """
-    for name, size, least in (
-        ("n_x", n_x, 1),
-        ("n_y", n_y, 1),
-        ("n_rows", n_rows, 1),
-        ("n_equalities", n_equalities, 0),
-    ):
-        if size < least:
-            raise ValueError(f"{name}: expected at least {least}, got {size}.")
-    if coupled and n_rows > n_y:
-        raise ValueError(f"n_rows: expected at most n_y = {n_y} coupled rows, for a full row rank, got {n_rows}.")
-    if upper not in _UPPER:
-        raise ValueError(f"upper: expected one of {sorted(_UPPER)}, got {upper!r}.")
+    _check_sizes(n_x, n_y, n_rows, n_equalities, coupled, upper)
     random = np.random.default_rng(seed)
     hessian = _with_spectrum(random, n_y, n_y, np.sqrt(condition))
     hessian = hessian @ hessian.T
@@ -119,6 +108,21 @@ def random_quadratic(
         l_f0=None if upper == "quadratic" else float(np.linalg.norm(weights)),
     )
     return RandomQuadratic(problem, constants)
+
+
+def _check_sizes(n_x: int, n_y: int, n_rows: int, n_equalities: int, coupled: bool, upper: Upper) -> None:
+    for name, size, least in (
+        ("n_x", n_x, 1),
+        ("n_y", n_y, 1),
+        ("n_rows", n_rows, 1),
+        ("n_equalities", n_equalities, 0),
+    ):
+        if size < least:
+            raise ValueError(f"{name}: expected at least {least}, got {size}.")
+    if coupled and n_rows > n_y:
+        raise ValueError(f"n_rows: expected at most n_y = {n_y} coupled rows, for a full row rank, got {n_rows}.")
+    if upper not in _UPPER:
+        raise ValueError(f"upper: expected one of {sorted(_UPPER)}, got {upper!r}.")
 
 
 def _residual(x: Array, y: Array, data: PyTree) -> Float[Array, " n"]:

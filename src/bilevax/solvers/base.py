@@ -1,8 +1,8 @@
 """What a solver is: `init`, `step` and `terminate`, compiled, or a search on the host. No files, clocks or printing."""
 
 import abc
-from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -12,27 +12,45 @@ from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.diary import Diary
 
+Result = TypeVar("Result")
+
 
 class ProblemRefused(ValueError):
     """Raised by a method for a problem outside its class; the message names the limit and a method that would do."""
 
 
+class Solver(abc.ABC):
+    """A method for bilevel problems, of one of two kinds: `CompiledSolver` or `HostSolver`."""
+
+    default_max_steps: ClassVar[int]
+    steady: ClassVar[bool]  # whether one step costs what another does
+
+    def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
+        """Raise `ProblemRefused` if the method cannot handle the problem. The point (x, y) only gives shapes."""
+        return
+
+    @abc.abstractmethod
+    def dispatch(
+        self, compiled: Callable[["CompiledSolver"], Result], host: Callable[["HostSolver"], Result]
+    ) -> Result:
+        """Call the function that is for solvers of this kind with this solver, and return its result."""
+
+
 class Iterate(NamedTuple):
-    """What every solver can show of its state: the point, and the lower level's row multipliers."""
+    """What every compiled solver can show of its state: the point, and the lower level's row multipliers."""
 
     x: PyTree
     y: PyTree
     multipliers: tuple[PyTree, ...]
 
 
-class AbstractSolver(eqx.Module):
-    """An iterative method for bilevel problems.
+class CompiledSolver(Solver, eqx.Module):
+    """An iterative method whose ``init``, ``step`` and ``terminate`` are pure functions of arrays.
 
-    ``init``, ``step`` and ``terminate`` are pure functions of arrays: they are compiled, batched and resumed by the
-    driver.
+    The driver compiles, batches and resumes them.
     """
 
-    default_max_steps: ClassVar[int]
+    steady: ClassVar[bool] = True
     check_every: ClassVar[int] = 100
 
     @abc.abstractmethod
@@ -53,9 +71,13 @@ class AbstractSolver(eqx.Module):
     def iterate(self, state: Any) -> Iterate:
         """Return the point that the state stands for."""
 
-    def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
-        """Raise `ProblemRefused` if the method cannot handle the problem. The point (x, y) only gives shapes."""
-        return
+    def dispatch(
+        self, compiled: Callable[["CompiledSolver"], Result], host: Callable[["HostSolver"], Result]
+    ) -> Result:
+        return compiled(self)
+
+
+AbstractSolver = CompiledSolver  # its earlier name
 
 
 class Snapshot(NamedTuple):
@@ -78,10 +100,10 @@ class Snapshot(NamedTuple):
         return self.final or (self.value <= best.value if self.exact and best.exact else self.exact or not best.exact)
 
 
-class HostSolver(abc.ABC):
+class HostSolver(Solver):
     """A method that solves lower levels exactly and so runs on the host: a generator of snapshots."""
 
-    default_max_steps: ClassVar[int]
+    steady: ClassVar[bool] = False
     keeps_diary: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -103,3 +125,8 @@ class HostSolver(abc.ABC):
     def settle(self, flat: FlatProblem, x: np.ndarray) -> np.ndarray:
         """Return the nearest point to x for which the lower level is feasible, as far as the method can tell."""
         return x
+
+    def dispatch(
+        self, compiled: Callable[["CompiledSolver"], Result], host: Callable[["HostSolver"], Result]
+    ) -> Result:
+        return host(self)

@@ -8,7 +8,7 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.base import CompiledSolver, Iterate
 from bilevax.solvers.multipliers import Residual, all_hold
 from bilevax.solvers.parameters import NONNEGATIVE, POSITIVE, assign
 from bilevax.solvers.penalty import gradients_of_k
@@ -26,7 +26,7 @@ class SFLCBState(NamedTuple):
     v: tuple[PyTree, ...]
 
 
-class SFLCB(AbstractSolver):
+class SFLCB(CompiledSolver):
     """Single-loop first-order method (Shen et al. 2025) for strongly convex g; guaranteed only with theory steps.
 
     It descends in x, y and the slack s_y, and ascends in z, s_z, on the augmented Lagrangian

@@ -12,7 +12,7 @@ import numpy as np
 
 from bilevax._support.tables import aligned
 from bilevax.app import report
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import Solver
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def parameters(solver: AbstractSolver | HostSolver) -> dict[str, Any]:
+def parameters(solver: Solver) -> dict[str, Any]:
     """Return a solver's parameters by name."""
     return {name: np.asarray(value).item() for name, value in vars(solver).items()}
 

@@ -15,7 +15,7 @@ from bilevax.driver.comparison import follow
 from bilevax.driver.compiled import place_solver
 from bilevax.driver.solution import Solution
 from bilevax.model.problem import BilevelProblem, place
-from bilevax.solvers.base import AbstractSolver, HostSolver
+from bilevax.solvers.base import CompiledSolver, HostSolver
 from bilevax.solvers.sflcb import SFLCBState
 
 
@@ -35,7 +35,7 @@ def marks(steps: int, count: int = 30) -> list[int]:
 
 
 def first_state(
-    problem: BilevelProblem, solver: AbstractSolver, x: PyTree, y: PyTree, multipliers: tuple[PyTree, ...] | None = None
+    problem: BilevelProblem, solver: CompiledSolver, x: PyTree, y: PyTree, multipliers: tuple[PyTree, ...] | None = None
 ) -> SFLCBState:
     """Return the state at (x, y), with z = y and u = v = ``multipliers``, 0 when absent."""
     with float64():
@@ -44,7 +44,7 @@ def first_state(
         return state if multipliers is None else state._replace(u=arrays(multipliers), v=arrays(multipliers))
 
 
-def follow_steps(problem: BilevelProblem, solver: AbstractSolver, state: Any, at: list[int]) -> Iterator[Visit]:
+def follow_steps(problem: BilevelProblem, solver: CompiledSolver, state: Any, at: list[int]) -> Iterator[Visit]:
     """Run as the paper does, a fixed number of steps and no stopping test, and yield the points at these steps.
 
     Compilation does not count in the time. Only SFLCB has two lower-level answers, y and z.
@@ -76,5 +76,5 @@ def follow_search(
 
 
 @eqx.filter_jit
-def _advance(problem: BilevelProblem, solver: AbstractSolver, state: Any, steps: Any) -> Any:
+def _advance(problem: BilevelProblem, solver: CompiledSolver, state: Any, steps: Any) -> Any:
     return jax.lax.fori_loop(0, steps, lambda _, now: solver.step(problem, now), state)

@@ -1,8 +1,6 @@
 """Network design: an operator builds capacities, travellers choose between its network and an outside option."""
 
 import dataclasses
-import functools
-import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,19 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, Float, PyTree
-from scipy.special import expit
 
-from bilevax._support import parsing
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.sets import Box, NonNegative, Product
-from bilevax.problems.network import tntp
-from bilevax.problems.network.routes import Graph
+from bilevax.problems.network import json_file, networkx_graph
+from bilevax.problems.network.arrays import Nodes, plain_names, spread
+from bilevax.problems.network.data import Network
+from bilevax.problems.network.roads import Rates, derive
 from bilevax.problems.network.rows import Conservation, Load
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NetworkDesign:
+class NetworkDesign(Network):
     """A network whose links' capacities x are to be chosen, and its travellers.
 
     The operator maximises ``sum(revenue * share) - sum(cost * x)``. Each origin-destination pair of travellers chooses
@@ -63,59 +60,6 @@ class NetworkDesign:
         this factor times its shortest time, as if its travellers refused longer ways. None restricts nothing.
     """
 
-    nodes: tuple[Hashable, ...]
-    tail: np.ndarray
-    head: np.ndarray
-    time: np.ndarray
-    cost: np.ndarray
-    origin: np.ndarray
-    destination: np.ndarray
-    demand: np.ndarray
-    outside: np.ndarray
-    revenue: np.ndarray
-    coordinates: np.ndarray | None = None
-    passable: np.ndarray | None = None
-    capacities: np.ndarray | None = None
-    existing: np.ndarray | None = None
-    detour: float | None = None
-
-    def __post_init__(self):
-        count, links, pairs = len(self.nodes), np.shape(self.tail), np.shape(self.origin)
-        for name, shape in {**dict.fromkeys(_OF_LINKS, links), **dict.fromkeys(_OF_PAIRS, pairs)}.items():
-            array = np.asarray(getattr(self, name), int if name in _ENDS else np.float64)
-            if array.ndim != 1 or array.shape != shape or array.size == 0:
-                kind, first = ("link", "tail") if name in _OF_LINKS else ("pair", "origin")
-                raise ValueError(
-                    f"{name}: expected one number a {kind}, at least one and as many as {first}, got {array.shape}."
-                )
-            object.__setattr__(self, name, array)
-        for name, number in _ENDS.items():
-            self._refuse(name, (getattr(self, name) < 0) | (getattr(self, name) >= count), number)
-        for name in ("time", "cost"):
-            self._refuse(name, ~((getattr(self, name) >= 0) & np.isfinite(getattr(self, name))), "a number >= 0")
-        if self.existing is not None:
-            self._refuse("existing", ~((self.existing >= 0) & np.isfinite(self.existing)), "a number >= 0")
-        self._refuse("demand", ~((self.demand > 0) & np.isfinite(self.demand)), "a positive number")
-        self._refuse("outside", ~np.isfinite(self.outside), "a number")
-        self._refuse("revenue", ~np.isfinite(self.revenue), "a number")
-        self._refuse("destination", self.origin == self.destination, "another node than the origin")
-        passable = np.ones(count, bool) if self.passable is None else np.asarray(self.passable, bool)
-        object.__setattr__(self, "passable", passable)
-        sizes = {"coordinates": (count, 2), "passable": (count,), "capacities": links, "existing": links}
-        for name, shape in sizes.items():
-            if getattr(self, name) is not None and np.shape(getattr(self, name)) != shape:
-                raise ValueError(f"{name}: expected shape {shape}, got {np.shape(getattr(self, name))}.")
-        if self.detour is not None and not self.detour >= 1:
-            raise ValueError(f"detour: expected a factor of at least 1, got {self.detour}.")
-        named = lambda positions: [self.nodes[position] for position in positions]
-        _check_reached(self.shortest_times, named(self.origin), named(self.destination))
-
-    def _refuse(self, name: str, wrong: np.ndarray, expected: str) -> None:
-        if wrong.any():
-            index = np.flatnonzero(wrong)[0]
-            kind = "pair" if name in _OF_PAIRS else "link"
-            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)[index]} for {kind} {index}.")
-
     @classmethod
     def from_arrays(
         cls,
@@ -151,36 +95,26 @@ class NetworkDesign:
         coordinates, capacities, existing, detour
             See the class; of the capacities, one entry a link or one number for all.
         """
-        tail, head, origin, destination = (_names(ends) for ends in (tail, head, origin, destination))
-        names = tuple(_in_order({*tail, *head}) if nodes is None else nodes)
-        position = {name: index for index, name in enumerate(names)}
-        if len(position) != len(names):
-            raise ValueError("nodes: expected different names, got one of them twice.")
-
-        def find(ends: Iterable[Hashable], name: str) -> np.ndarray:
-            unknown = [end for end in ends if end not in position]
-            if unknown:
-                raise ValueError(f"{name}: expected names of nodes, got {unknown[0]!r}, which is none.")
-            return np.array([position[end] for end in ends], int)
-
+        tail, head, origin, destination = (plain_names(ends) for ends in (tail, head, origin, destination))
+        known = Nodes(nodes, {*tail, *head})
         links, pairs = len(tail), len(origin)
-        passable = np.ones(len(names), bool)
-        passable[find(_names(not_passed), "not_passed")] = False
+        passable = np.ones(len(known.names), bool)
+        passable[known.find(plain_names(not_passed), "not_passed")] = False
         return cls(
-            nodes=names,
-            tail=find(tail, "tail"),
-            head=find(head, "head"),
-            time=_spread(time, links, "time"),
-            cost=_spread(cost, links, "cost"),
-            origin=find(origin, "origin"),
-            destination=find(destination, "destination"),
-            demand=_spread(demand, pairs, "demand"),
-            outside=_spread(outside, pairs, "outside"),
-            revenue=_spread(revenue, pairs, "revenue"),
+            nodes=known.names,
+            tail=known.find(tail, "tail"),
+            head=known.find(head, "head"),
+            time=spread(time, links, "time"),
+            cost=spread(cost, links, "cost"),
+            origin=known.find(origin, "origin"),
+            destination=known.find(destination, "destination"),
+            demand=spread(demand, pairs, "demand"),
+            outside=spread(outside, pairs, "outside"),
+            revenue=spread(revenue, pairs, "revenue"),
             coordinates=None if coordinates is None else np.asarray(coordinates, np.float64),
             passable=passable,
-            capacities=None if capacities is None else _spread(capacities, links, "capacities"),
-            existing=None if existing is None else _spread(existing, links, "existing"),
+            capacities=None if capacities is None else spread(capacities, links, "capacities"),
+            existing=None if existing is None else spread(existing, links, "existing"),
             detour=detour,
         )
 
@@ -197,24 +131,7 @@ class NetworkDesign:
         ValueError
             With the file and the entry that is malformed, what came and what was expected.
         """
-        path = Path(path)
-        try:
-            content = json.loads(parsing.text(path))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {error.lineno}: expected JSON: {error.msg}.") from error
-        if not isinstance(content, dict):
-            raise ValueError(f"{path}: expected an object with links and od, got {type(content).__name__}.")
-        link = _columns(path, content, "links", ("i", "j", "t", "c"))
-        pair = _columns(path, content, "od", ("o", "d", "w", "t_ext", "m"))
-        node = _columns(path, content, "nodes", ("id", "lon", "lat")) if "nodes" in content else None
-        return cls.from_arrays(
-            *(link[key] for key in ("i", "j", "t", "c")),
-            *(pair[key] for key in ("o", "d", "w", "t_ext", "m")),
-            nodes=None if node is None else node["id"],
-            coordinates=None if node is None else np.column_stack([node["lon"], node["lat"]]),
-            capacities=content.get("x_start"),
-            detour=detour,
-        )
+        return cls.from_arrays(**json_file.read(path), detour=detour)
 
     @classmethod
     def from_tntp(
@@ -258,36 +175,10 @@ class NetworkDesign:
         ValueError
             With the file and the line that is malformed, or the pair that no route joins.
         """
-        road, demand = tntp.read_network(net), tntp.read_trips(trips)
-        largest = max(demand.origin.max(), demand.destination.max())
-        if largest > road.nodes:
-            raise ValueError(f"{trips}: expected nodes from 1 to {road.nodes} as in {net}, got {largest}.")
-        passable = np.arange(1, road.nodes + 1) >= road.first_through_node
-        ends = demand.origin - 1, demand.destination - 1
-        graph = lambda time: Graph(road.nodes, road.tail - 1, road.head - 1, time, passable)
-        shortest = graph(road.free_flow_time).times(*ends)
-        _check_reached(shortest, demand.origin.tolist(), demand.destination.tolist())
-        mean_time = np.average(shortest, weights=demand.demand)
-        if mean_time == 0:
-            raise ValueError(f"{net}: expected trips that take time, got free-flow times of 0 on all their ways.")
-        time = np.maximum(road.free_flow_time / mean_time, minimal_time)
-        weight = demand.demand / demand.demand.mean()
-        network = cls(
-            nodes=tuple(range(1, road.nodes + 1)),
-            tail=road.tail - 1,
-            head=road.head - 1,
-            time=time,
-            cost=cost_rate * time,
-            origin=ends[0],
-            destination=ends[1],
-            demand=weight,
-            outside=outside_factor * graph(time).times(*ends) + outside_constant,
-            revenue=fare * weight,
-            coordinates=None if nodes is None else tntp.read_coordinates(nodes, road.nodes),
-            passable=passable,
-            detour=detour,
-        )
-        return dataclasses.replace(network, existing=np.full(len(time), existing_part * network._ample_load.mean()))
+        rates = Rates(cost_rate, fare, outside_factor, outside_constant, minimal_time)
+        network = cls(**derive(net, trips, nodes, rates), detour=detour)
+        existing = np.full(len(network.time), existing_part * network._ample_load.mean())
+        return dataclasses.replace(network, existing=existing)
 
     @classmethod
     def from_networkx(
@@ -315,51 +206,8 @@ class NetworkDesign:
         not_passed, existing, detour
             See `from_arrays`.
         """
-        if not (hasattr(graph, "edges") and hasattr(graph, "is_directed") and hasattr(graph, "nodes")):
-            raise ValueError(
-                f"graph: expected a networkx graph (pip install 'bilevax[networks]'), got {type(graph).__name__}."
-            )
-        edges = [(start, end, data) for start, end, data in graph.edges(data=True)]
-        for start, end, data in edges:
-            for key in (time, cost):
-                if key not in data:
-                    raise ValueError(f"graph: expected edge ({start!r}, {end!r}) to have {key!r}, got {sorted(data)}.")
-        if not graph.is_directed():
-            edges += [(end, start, data) for start, end, data in edges]
-        for ends, numbers in pairs.items():
-            if set(numbers) != set(_NUMBERS):
-                raise ValueError(f"pairs: expected {', '.join(_NUMBERS)} for {ends!r}, got {', '.join(numbers)}.")
-        places = [data.get(position) for _, data in graph.nodes(data=True)]
-        return cls.from_arrays(
-            [edge[0] for edge in edges],
-            [edge[1] for edge in edges],
-            [edge[2][time] for edge in edges],
-            [edge[2][cost] for edge in edges],
-            [ends[0] for ends in pairs],
-            [ends[1] for ends in pairs],
-            *([numbers[key] for numbers in pairs.values()] for key in _NUMBERS),
-            nodes=list(graph.nodes),
-            coordinates=None if any(place is None for place in places) else places,
-            not_passed=not_passed,
-            existing=existing,
-            detour=detour,
-        )
-
-    @functools.cached_property
-    def _graph(self) -> Graph:
-        assert self.passable is not None
-        return Graph(len(self.nodes), self.tail, self.head, self.time, self.passable)
-
-    @functools.cached_property
-    def shortest_times(self) -> np.ndarray:
-        """Each pair's shortest travel time on the network."""
-        return self._graph.times(self.origin, self.destination)
-
-    @functools.cached_property
-    def flows(self) -> tuple[np.ndarray, np.ndarray]:
-        """The link and the pair of each entry of ``y["flow"]``, in order; one entry for each usable combination."""
-        link, pair = np.nonzero(self._graph.usable(self.origin, self.destination, self.detour).T)
-        return link, pair
+        found = networkx_graph.read(graph, pairs, time, cost, position)
+        return cls.from_arrays(**found, not_passed=not_passed, existing=existing, detour=detour)
 
     def problem(self, minimal_share: float = 1e-6) -> BilevelProblem:
         """Return the bilevel problem: x the capacities, y ``{"flow": (flows,), "share": (pairs,)}``.
@@ -405,15 +253,6 @@ class NetworkDesign:
         load = self._ample_load
         return np.maximum(np.maximum(load, 0.1 * load.mean()), 0.0 if self.existing is None else self.existing)
 
-    @functools.cached_property
-    def _ample_load(self) -> np.ndarray:
-        """The links' loads if no capacity was scarce and everyone took one shortest way."""
-        load = np.zeros(len(self.tail))
-        travellers = self.demand * expit(self.outside - self.shortest_times)
-        for number, route in zip(travellers, self._graph.shortest_routes(self.origin, self.destination), strict=True):
-            load[route] += number
-        return load
-
     def utility(self, x: Any, y: PyTree) -> float:
         """Return what the shares earn minus what the capacities cost."""
         return float(self.revenue @ np.asarray(y["share"]) - self.cost @ np.asarray(x))
@@ -455,12 +294,6 @@ class NetworkDesign:
         return (np.array(self.nodes) if plain else labels)[positions]
 
 
-_ENDS = dict.fromkeys(("tail", "head", "origin", "destination"), "a node's position")
-_OF_LINKS = ("tail", "head", "time", "cost")
-_NUMBERS = ("demand", "outside", "revenue")
-_OF_PAIRS = ("origin", "destination", *_NUMBERS)
-
-
 def _loss(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
     return data["cost"] @ x - data["revenue"] @ y["share"]
 
@@ -469,42 +302,3 @@ def _travel(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Arra
     share, rest = y["share"], 1 - y["share"]
     choice = data["outside"] * rest + share * (jnp.log(share) - 1) + rest * (jnp.log(rest) - 1)
     return data["flow_time"] @ y["flow"] + data["demand"] @ choice
-
-
-def _check_reached(times: np.ndarray, origin: Sequence[Any], destination: Sequence[Any]) -> None:
-    lost = np.flatnonzero(~np.isfinite(times))
-    if lost.size:
-        raise ValueError(
-            f"pairs: expected a route from every origin to its destination, found none for {lost.size} of {len(times)} "
-            f"pairs, the first from {origin[lost[0]]!s} to {destination[lost[0]]!s}."
-        )
-
-
-def _names(ends: Iterable[Any]) -> list[Hashable]:
-    """Return names as Python objects: numpy's integers would be printed with their type."""
-    return [end.item() if isinstance(end, np.generic) else end for end in ends]
-
-
-def _in_order(names: set[Hashable]) -> list[Any]:
-    try:
-        return sorted(names)  # type: ignore[type-var]
-    except TypeError:  # names of different kinds have no order of their own
-        return sorted(names, key=repr)
-
-
-def _spread(numbers: Any, count: int, name: str) -> np.ndarray:
-    try:
-        return np.broadcast_to(np.asarray(numbers, np.float64), (count,)).copy()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected a number or {count} numbers, got shape {np.shape(numbers)}.") from error
-
-
-def _columns(path: Path, content: dict[str, Any], table: str, keys: tuple[str, ...]) -> dict[str, list[Any]]:
-    rows = content.get(table)
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: expected a list {table!r}, got {type(rows).__name__}.")
-    for index, row in enumerate(rows):
-        missing = [key for key in keys if not isinstance(row, dict) or key not in row]
-        if missing:
-            raise ValueError(f"{path}, {table}[{index}]: expected {', '.join(keys)}, found no {', '.join(missing)}.")
-    return {key: [row[key] for row in rows] for key in keys}

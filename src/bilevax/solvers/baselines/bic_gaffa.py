@@ -8,7 +8,7 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.base import CompiledSolver, Iterate
 from bilevax.solvers.multipliers import Residual, Rows, all_hold, clip_multipliers, projected_gradient, proximal_step
 from bilevax.solvers.parameters import POSITIVE, SLOW_GROWTH, assign
 
@@ -23,7 +23,7 @@ class BiCGAFFAState(NamedTuple):
     count: Any
 
 
-class BiCGAFFA(AbstractSolver):
+class BiCGAFFA(CompiledSolver):
     """Gap function method (Yao, Yin, Zeng, Zhang, NeurIPS 2024).
 
     For g convex in y. With h = B x + A y, and rows as in `bilevax.solvers.multipliers`,

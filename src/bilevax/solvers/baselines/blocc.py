@@ -8,7 +8,7 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.base import CompiledSolver, Iterate
 from bilevax.solvers.multipliers import Rows, all_hold, proximal_step
 from bilevax.solvers.parameters import COUNT, NONNEGATIVE, POSITIVE, assign
 from bilevax.solvers.penalty import gradients_of_k, penalty_residuals
@@ -24,7 +24,7 @@ class BLOCCState(NamedTuple):
     mu_F: Rows
 
 
-class BLOCC(AbstractSolver):
+class BLOCC(CompiledSolver):
     """Penalty method with two inner max-min problems (Jiang, Li, Hong, Tarzanagh, Chen, NeurIPS 2024).
 
     For g strongly convex in y; the double loop (``T_y=1``) is guaranteed for affine rows with A of full row rank. With

@@ -8,7 +8,7 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, Iterate
+from bilevax.solvers.base import CompiledSolver, Iterate
 from bilevax.solvers.multipliers import (
     Residual,
     Rows,
@@ -35,7 +35,7 @@ class LVHBAState(NamedTuple):
     count: Any
 
 
-class LVHBA(AbstractSolver):
+class LVHBA(CompiledSolver):
     """Proximal Lagrangian value function method (Yao, Yu, Zeng, Zhang, ICLR 2024).
 
     For g convex in y and a nonempty ``C = {(x, y) : x in X, y in Y, lower <= h(x, y) <= upper}``, h = B x + A y, onto

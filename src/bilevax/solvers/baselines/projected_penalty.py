@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import AbstractSolver, Iterate, ProblemRefused
+from bilevax.solvers.base import CompiledSolver, Iterate, ProblemRefused
 from bilevax.solvers.multipliers import Rows, all_hold
 from bilevax.solvers.parameters import COUNT, POSITIVE, assign
 from bilevax.solvers.penalty import gradients_of_k, penalty_residuals
@@ -27,7 +27,7 @@ class ProjectedPenaltyState(NamedTuple):
     norm: Any
 
 
-class ProjectedPenalty(AbstractSolver):
+class ProjectedPenalty(CompiledSolver):
     """Penalty method with a projection oracle (Kwon, Kwon, Wright, Nowak, ICLR 2024), in its deterministic form.
 
     For g strongly convex in y and rows ``lower <= A y <= upper`` without x. A step takes M projected gradient steps of

@@ -1,0 +1,31 @@
+"""The command ``bilevax``: what its commands are called; what they do is in the modules of this package."""
+
+import sys
+
+try:
+    import rich  # noqa: F401
+    import typer
+except ImportError as error:
+    print(f"the command bilevax needs {error.name}: pip install 'bilevax[cli]'", file=sys.stderr)
+    raise SystemExit(2) from error
+
+from bilevax.app.cli import comparing, networks, project, solving
+
+app = typer.Typer(
+    help="Bilevel optimisation with certified answers.",
+    epilog="Exit codes: 0 success; 1 an answer, but without success; 2 wrong input. "
+    "With --json, standard output is one JSON object; numbers that are not finite are the strings "
+    "'NaN', 'Infinity' and '-Infinity', and wrong input is {'error': ...}.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+app.command("demo")(solving.demonstrate)
+app.command("solve")(solving.solve_file)
+app.command("certify")(solving.certify_file)
+app.command("network")(networks.design_network)
+app.command("compare")(comparing.compare_methods)
+app.command("reproduce")(project.reproduce)
+app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(project.bench)
+app.command("info")(project.info)
