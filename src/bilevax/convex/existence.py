@@ -1,4 +1,4 @@
-"""Whether there is a minimiser, and only one: strict convexity along the active rows, rays along which all falls."""
+"""Whether a minimiser is unique (strict convexity along active rows), and whether there is none (rays of descent)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import scipy.sparse as sparse
 
 from bilevax.convex.optimality import Local, Point, Rows, eigenvalues_above, in_own_units, stacked
 from bilevax.convex.programs import linprog
-
-_DENSE = 500  # up to this many free variables uniqueness is decided on a null space
+from bilevax.convex.settings import DENSE, SIMPLEX
+from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
 
 def is_unique(rows: Rows, point: Point) -> bool:
@@ -19,38 +19,41 @@ def is_unique(rows: Rows, point: Point) -> bool:
         hessian = sparse.csc_matrix(hessian + sparse.diags_array(rows.ball_curvature(point.ball_multipliers, size)))
         scaled = in_own_units(hessian)
     largest = np.max(abs(hessian.data), initial=0.0)
-    if largest > 0 and eigenvalues_above(scaled, 1e-9):
+    if largest > 0 and eigenvalues_above(scaled, CONVEX_TOLERANCES.unique_curvature):
         return True
-    strong = rows.equality | (rows.relative(abs(point.multipliers), point.scale) > 1e-8)
+    sizes = rows.relative(abs(point.multipliers), point.scale)
+    strong = rows.equality | (sizes > CONVEX_TOLERANCES.strong_multiplier)
     free = np.setdiff1d(np.arange(size), rows.only_column[strong])
-    if free.size == 0 or free.size > _DENSE:
+    if free.size == 0 or free.size > DENSE.null_space:
         return free.size == 0
     held = sparse.csr_matrix(rows.matrix[strong & (rows.only_column < 0)])
     orthogonal, triangle = scipy.linalg.qr(held[:, free].toarray().T, pivoting=True)[:2]
     diagonal = abs(np.diag(triangle))
-    kernel = orthogonal[:, np.sum(diagonal > 1e-10) :]
+    kernel = orthogonal[:, np.sum(diagonal > CONVEX_TOLERANCES.unique_rank) :]
     if kernel.shape[1] == 0:
         return True
     reduced = kernel.T @ (sparse.csr_matrix(hessian)[free][:, free] @ kernel)
-    return bool(largest > 0 and np.linalg.eigvalsh(reduced)[0] > 1e-9 * largest)
+    smallest = np.linalg.eigvalsh(reduced)[0]
+    return bool(largest > 0 and smallest > CONVEX_TOLERANCES.unique_curvature * largest)
 
 
 def runs_away(rows: Rows, at: Local, way: np.ndarray) -> bool:
     """Whether the objective falls for ever along the way that the iteration has come, perhaps to a finite infimum.
 
-    Of a convex function it suffices that it still falls far out.
+    A convex function that still falls far out on a ray has fallen all along it.
     """
     length = float(np.max(abs(way)))
     if not length > 1.0:
         return False
-    ray = np.where(abs(way) > 1e-3 * length, way / length, 0.0)
+    ray = np.where(abs(way) > CONVEX_TOLERANCES.unbounded_entry * length, way / length, 0.0)
     along = rows.matrix @ ray
-    leaves = ((along > 1e-9) & np.isfinite(rows.upper)) | ((along < -1e-9) & np.isfinite(rows.lower))
+    still = CONVEX_TOLERANCES.unbounded_row
+    leaves = ((along > still) & np.isfinite(rows.upper)) | ((along < -still) & np.isfinite(rows.lower))
     leaves_ball = any(np.any(ray[ball.index]) for ball in rows.balls)
     falls_out = np.any((ray < 0) & np.isfinite(rows.domain.low)) or np.any((ray > 0) & np.isfinite(rows.domain.high))
     if np.any(leaves) or leaves_ball or falls_out or not at.gradient @ ray < 0:
         return False
-    ends = (at.moved(distance * length * ray) for distance in 10.0 ** np.arange(7))
+    ends = (at.moved(distance * length * ray) for distance in CONVEX_TOLERANCES.unbounded_distances)
     return all(np.isfinite(end.value) and end.value <= at.value and end.gradient @ ray <= 0 for end in ends)
 
 
@@ -63,7 +66,8 @@ def descends_forever(rows: Rows, at: Local) -> bool:
     for ball in rows.balls:
         limit[ball.index] = 0.0
     # Curvature that has died out on the way here no longer stops a ray.
-    curved = at.hessian.multiply(abs(at.hessian) * (1 + np.max(abs(at.y))) > 1e-9 * steepest)
+    flat = CONVEX_TOLERANCES.unbounded_curvature * steepest
+    curved = at.hessian.multiply(abs(at.hessian) * (1 + np.max(abs(at.y))) > flat)
     matrix = stacked([rows.matrix[np.isfinite(rows.upper)], -rows.matrix[np.isfinite(rows.lower)], curved, -curved])
     answer = linprog(
         at.gradient / steepest,
@@ -71,11 +75,12 @@ def descends_forever(rows: Rows, at: Local) -> bool:
         np.zeros(matrix.shape[0]),
         bounds=np.column_stack([-limit, limit]),
         method="highs",
-        options={"primal_feasibility_tolerance": 1e-10},
+        options={"primal_feasibility_tolerance": SIMPLEX.accuracy},
     )
-    if answer.status != 0 or answer.fun > -1e-8:
+    if answer.status != 0 or answer.fun > -CONVEX_TOLERANCES.unbounded_slope:
         return False
     # The linear program only knows the Hessian here. The values far out decide.
-    ray = np.where(abs(answer.x) > 1e-9, answer.x, 0.0)  # rounding dust would bend the values far out
-    slope, lengths = at.gradient @ ray, 10.0 ** np.arange(14)
-    return bool(slope < 0 and all(at.moved(s * ray).value <= at.value + 0.5 * s * slope for s in lengths))
+    # Entries that are only rounding would change them, so far out.
+    ray = np.where(abs(answer.x) > CONVEX_TOLERANCES.unbounded_rounding, answer.x, 0.0)
+    slope, lengths, fall = at.gradient @ ray, CONVEX_TOLERANCES.unbounded_lengths, CONVEX_TOLERANCES.unbounded_fall
+    return bool(slope < 0 and all(at.moved(s * ray).value <= at.value + fall * s * slope for s in lengths))

@@ -12,22 +12,15 @@ from dataclasses import replace
 import numpy as np
 import scipy.sparse as sparse
 
-from bilevax.convex.active_set import BASIC, polish, settle
+from bilevax.convex.active_set import polish, settle
 from bilevax.convex.borders import with_domain
 from bilevax.convex.existence import descends_forever, is_unique, runs_away
 from bilevax.convex.newton_program import NewtonProgram, Status, cleaned, interior_point, with_margin
 from bilevax.convex.optimality import Local, Point, Rows, measure, nearly_full, scaled_rows
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.convex.programs import linprog
-
-_SIMPLEX = 40_000  # up to this many rows and variables the smallest relaxation is found by the simplex method
-_MAX_ITERATIONS = 100
-_PATIENCE = 20  # iterations after which to ask whether there is a minimiser
-_SHARP_SIMPLEX = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-_TOLD = 1e-7  # multipliers, relative to the largest cost, that a linear program can tell from zero
-_TIES = 4  # how often costs may be too small for the others
-_COST_ROUNDING = 1e-15  # relative to the largest, costs that are none
-SHARP = 1e-14  # complementarity: with the active rows known it is rounding
+from bilevax.convex.settings import DENSE, NEWTON, SIMPLEX
+from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
 
 @np.errstate(all="ignore")  # overflow and nan are expected outside the domain, and are tested for
@@ -36,8 +29,8 @@ def minimise(
     constraints: Constraints,
     start: np.ndarray | None = None,
     *,
-    tolerance: float = 1e-9,
-    feasibility_tolerance: float = 1e-8,
+    tolerance: float = CONVEX_TOLERANCES.optimality,
+    feasibility_tolerance: float = CONVEX_TOLERANCES.feasibility,
 ) -> ConvexSolution:
     """Minimise a smooth convex function under linear rows and balls.
 
@@ -77,11 +70,8 @@ def minimise(
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
         # Where the very first one was infeasible, another start makes no difference.
         hopeless = result.iterations == 1 and not np.isfinite(result.residual)
-        if (
-            start is not None
-            and not hopeless
-            and (result.outcome is Outcome.INACCURATE or result.complementarity > SHARP)
-        ):
+        doubtful = result.outcome is Outcome.INACCURATE or result.complementarity > NEWTON.sharp
+        if start is not None and doubtful and not hopeless:
             cold = _newton(objective, constraints, *with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
             result = result if blunter else _better(result, cold)
@@ -95,15 +85,16 @@ def minimise(
     relaxation, nearest = smallest_relaxation(constraints)
     bounds = np.concatenate([constraints.lower[: constraints.relaxable], constraints.upper[: constraints.relaxable]])
     scale = 1 + np.max(abs(bounds[np.isfinite(bounds)]), initial=0.0)
-    # One t for rows of all scales: what is rounding for the largest bound may be a gross violation of a small row.
-    gross = not np.isfinite(relaxation) or rows.infeasibility(nearest) > 100 * feasibility_tolerance
+    # The relaxation is one number for rows of all sizes: what rounds the largest bound may grossly violate a small row.
+    largest = CONVEX_TOLERANCES.gross_violation * feasibility_tolerance
+    gross = not np.isfinite(relaxation) or rows.infeasibility(nearest) > largest
     if gross or relaxation > feasibility_tolerance * scale:
         multipliers, ball_multipliers = np.zeros(len(constraints.lower)), np.zeros(len(constraints.balls))
         return ConvexSolution(nearest, multipliers, ball_multipliers, Outcome.INFEASIBLE, relaxation)
     rows, nearest = with_domain(objective, scaled_rows(constraints, relaxation)[0], nearest)
-    # The second try leaves the interior-point method some room; polishing removes what it made of it.
-    for room in (0.0, 10 * feasibility_tolerance):
-        again = replace(_newton(objective, constraints, rows, nearest, tolerance, room), relaxation=relaxation)
+    # The second attempt widens the rows, which the interior-point method may need; polishing uses them as they are.
+    for widening in (0.0, NEWTON.widening * feasibility_tolerance):
+        again = replace(_newton(objective, constraints, rows, nearest, tolerance, widening), relaxation=relaxation)
         result = again if result is None else _better(result, again)
         if result.outcome is not Outcome.INACCURATE:
             break
@@ -112,16 +103,17 @@ def minimise(
 
 
 def _lowest_vertex(objective: Objective, constraints: Constraints, y: np.ndarray) -> np.ndarray | None:
-    """The vertex where a linear objective is least, costs counted however small they are; None for other objectives.
+    """The vertex where a linear objective is least, however small some of its costs; None for other objectives.
 
-    Next to a tie, a linear program has costs that no solver can tell from zero. So the costs that it can tell are met
-    first, and those that are left over decide on the face where they are: stretched, and as often as needed.
+    Where the best vertices nearly tie, the costs that decide between them are too small for a solver to see. So a
+    program is solved with all costs, its solution set (the face where rows with positive multipliers are equalities)
+    becomes the feasible set, and what is left of the costs on that face is scaled up for the next program.
     """
-    if constraints.balls or y.size > BASIC or np.any(objective.hessian(y).data):
+    if constraints.balls or y.size > DENSE.basic_multipliers or np.any(objective.hessian(y).data):
         return None
     matrix, cost = constraints.matrix, objective.gradient(y)
-    low, high, rounding = constraints.lower.copy(), constraints.upper.copy(), _COST_ROUNDING * np.max(abs(cost))
-    for _ in range(_TIES):
+    low, high, rounding = constraints.lower.copy(), constraints.upper.copy(), SIMPLEX.cost_rounding * np.max(abs(cost))
+    for _ in range(SIMPLEX.max_ties):
         size = float(np.max(abs(cost), initial=0.0))
         if not size > rounding:
             break
@@ -134,18 +126,18 @@ def _lowest_vertex(objective: Objective, constraints: Constraints, y: np.ndarray
             b_eq=high[equal],
             bounds=(None, None),
             method="highs",
-            options=_SHARP_SIMPLEX,
+            options=SIMPLEX.options,
         )
         if answer.status != 0:
             return None
-        y, push = answer.x, np.zeros(len(low))
-        push[equal] = 1.0
-        push[above] = abs(answer.ineqlin.marginals[: above.sum()])
-        push[below] += abs(answer.ineqlin.marginals[above.sum() :])
-        met = push > _TOLD
+        y, multipliers = answer.x, np.zeros(len(low))
+        multipliers[equal] = 1.0
+        multipliers[above] = abs(answer.ineqlin.marginals[: above.sum()])
+        multipliers[below] += abs(answer.ineqlin.marginals[above.sum() :])
+        active = multipliers > SIMPLEX.visible_multiplier
         image = np.clip(matrix @ y, low, high)
-        low[met], high[met] = image[met], image[met]
-        held = matrix[met].toarray()
+        low[active], high[active] = image[active], image[active]
+        held = matrix[active].toarray()
         cost = cost - held.T @ np.linalg.lstsq(held.T, cost, rcond=None)[0]
     return y
 
@@ -166,12 +158,12 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
     rows = with_margin(constraints.matrix, constraints.lower, constraints.upper, constraints.balls, relaxed, 0.0)
     cost = np.append(np.zeros(size), 1.0)
     status, point = None, np.full(size + 1, np.nan)
-    if not constraints.balls and number + size <= _SIMPLEX:
+    if not constraints.balls and number + size <= DENSE.simplex:
         # A simplex vertex is exact to rounding, which an interior point is not.
         above, below = np.isfinite(rows.upper), np.isfinite(rows.lower)
         matrix = sparse.vstack([rows.matrix[above], -rows.matrix[below]])
         side = np.concatenate([rows.upper[above], -rows.lower[below]])
-        answer = linprog(cost, matrix, side, bounds=(None, None), method="highs", options=_SHARP_SIMPLEX)
+        answer = linprog(cost, matrix, side, bounds=(None, None), method="highs", options=SIMPLEX.options)
         status, point = {0: Status.SOLVED, 2: Status.INFEASIBLE}.get(answer.status), answer.x
     if status is None:
         flat = sparse.csc_matrix((size + 1, size + 1))
@@ -186,14 +178,14 @@ def smallest_relaxation(constraints: Constraints) -> tuple[float, np.ndarray]:
 
 
 def _better(first: ConvexSolution, second: ConvexSolution) -> ConvexSolution:
-    """The second solution if it has an outcome, or smaller residuals."""
+    """The second solution if it is conclusive or has smaller residuals, else the first."""
     return second if second.outcome is not Outcome.INACCURATE or second.residual < first.residual else first
 
 
 def solution_at(
     constraints: Constraints, rows: Rows, y: np.ndarray, best: Point | None, outcome: Outcome, iterations: int
 ) -> ConvexSolution:
-    """The best point in the user's terms."""
+    """The solution for the problem's own rows, given the best point of the scaled ones; y alone where there is none."""
     multipliers, ball_multipliers = np.zeros(len(constraints.lower)), np.zeros(len(constraints.balls))
     if best is None:
         return ConvexSolution(y, multipliers, ball_multipliers, outcome, iterations=iterations)
@@ -214,10 +206,11 @@ def _settled(
     Near the minimiser a quadratic program would have an objective near zero, below its solver's tolerances.
     """
     at = Local(objective, start)
-    if not at.finite or (start.size > BASIC and not nearly_full(at.hessian)):
+    if not at.finite or (start.size > DENSE.basic_multipliers and not nearly_full(at.hessian)):
         return None
     point = settle(rows, at, tolerance)
-    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if point.error <= 0.1 * tolerance else None
+    settled = point.error <= NEWTON.settled * tolerance
+    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if settled else None
 
 
 def _newton(
@@ -226,33 +219,33 @@ def _newton(
     rows: Rows,
     start: np.ndarray,
     tolerance: float,
-    room: float = 0.0,
+    widening: float = 0.0,
 ) -> ConvexSolution:
-    """Damped Newton; the feasible set of each quadratic program is widened by `room`, the answer is not."""
+    """Damped Newton; `widening` widens the rows of its quadratic programs, not those of the optimality conditions."""
     at, best, iterations, stalled, proximal = Local(objective, start), None, 0, 0, 0.0
-    feasible, program = rows.infeasibility(start) <= 10 * tolerance, NewtonProgram(rows)
+    feasible, program = rows.infeasibility(start) <= NEWTON.feasible_start * tolerance, NewtonProgram(rows)
 
     def finish(outcome: Outcome) -> ConvexSolution:
         return solution_at(constraints, rows, at.y, best, outcome, iterations)
 
     if not at.finite or (not feasible and not at.convex):
         at, feasible = Local(objective, interior_point(rows, start)), True
-    while at.finite and iterations < _MAX_ITERATIONS:
+    while at.finite and iterations < NEWTON.max_iterations:
         if feasible and not at.convex:
             return finish(Outcome.NOT_CONVEX)
-        step = program.solve(at.hessian, at.gradient, at.y, room, proximal)
+        step = program.solve(at.hessian, at.gradient, at.y, widening, proximal)
         iterations += 1
         target = at.y + step.direction
         rough = step.status is Status.ROUGH
-        if step.status is Status.INFEASIBLE or (rough and rows.infeasibility(target) > 1e-7 + 2 * room):
+        if step.status is Status.INFEASIBLE or (rough and program.looks_infeasible(target, widening)):
             break
-        far = np.max(abs(target)) > 1e7 * (1 + np.max(abs(start)))
+        far = np.max(abs(target)) > NEWTON.far * (1 + np.max(abs(start)))
         if (far or step.status is not Status.SOLVED) and descends_forever(rows, at):
             return finish(Outcome.UNBOUNDED)
         if step.status is Status.UNBOUNDED or not np.all(np.isfinite(step.direction)):
-            if proximal > 1.0:
+            if proximal > NEWTON.proximal_limit:
                 break
-            proximal = max(100 * proximal, 1e-6)
+            proximal = max(NEWTON.proximal_growth * proximal, NEWTON.proximal_first)
             continue
         length, trial = _line_search(at, step.direction, feasible)
         if length == 0.0 and not feasible:
@@ -263,20 +256,20 @@ def _newton(
         point = measure(trial, rows, *cleaned(rows, step))
         if length in (0.0, 1.0):
             point = polish(rows, point, tolerance)
-        improved = best is None or point.residual < 0.5 * best.residual
+        improved = best is None or point.residual < NEWTON.improvement * best.residual
         gain = at.value - trial.value
-        stalled = 0 if improved or gain > 1e-10 * (1 + abs(trial.value)) else stalled + 1
+        stalled = 0 if improved or gain > NEWTON.gain * (1 + abs(trial.value)) else stalled + 1
         if best is None or point.residual < best.residual:
             best = point
         if best.residual <= tolerance:
             return finish(Outcome.OPTIMAL)
-        if stalled > 4 or (length == 0.0 and not improved):
+        if stalled > NEWTON.max_stalled or (length == 0.0 and not improved):
             break
         # A wrong guess of the active rows may leave the feasible set, where the value is no measure of progress.
         descends = point.residuals[1] <= tolerance and point.at.value <= trial.value
         at, feasible = (point.at if descends else trial), feasible or length == 1.0
-        proximal *= 0.01
-        if iterations % _PATIENCE == 0 and runs_away(rows, at, at.y - start):
+        proximal *= NEWTON.proximal_decay
+        if iterations % NEWTON.existence_every == 0 and runs_away(rows, at, at.y - start):
             return finish(Outcome.UNBOUNDED)
     if at.finite and runs_away(rows, at, at.y - start):
         return finish(Outcome.UNBOUNDED)
@@ -284,21 +277,20 @@ def _newton(
 
 
 def _line_search(at: Local, direction: np.ndarray, feasible: bool) -> tuple[float, Local]:
-    """Length of a step that descends and does not overshoot by much, and its end.
+    """The length of a step that descends and does not overshoot by much, and the point at its end.
 
-    Of a convex function the slope at the end decides, and it stays exact where rounding hides the decrease of the
-    value. From an infeasible point any step is of use, the longest most. Where no length will do it is 0, but the end
-    is that of the full step: too short to be seen in the value, it may still improve the residual.
+    For a convex function the slope at the end tells whether a step overshoots, even where rounding hides the decrease
+    of the value. From an infeasible point the longest step with a finite objective is taken. Where no length will do it
+    is 0, with the end of the full step: though it does not decrease the value, it may still improve the residual.
     """
     full = at.moved(direction)
     if not feasible:
-        ends = ((length, at.moved(length * direction)) for length in (1.0, 0.9, 0.5, 0.25, 0.1))
+        ends = ((length, at.moved(length * direction)) for length in NEWTON.infeasible_lengths)
         return next(((length, trial) for length, trial in ends if trial.finite), (0.0, full))
     slope = abs(at.gradient @ direction)
-    highest = at.value + 1e-10 * (1 + abs(at.value))
-    # 0.9 before 0.5: a step cut only by the border of the domain should still go most of the way there.
-    for length in (1.0, 0.9, *0.5 ** np.arange(1, 40)):
+    highest = at.value + NEWTON.value_rounding * (1 + abs(at.value))
+    for length in NEWTON.feasible_lengths:
         trial = full if length == 1.0 else at.moved(length * direction)
-        if trial.finite and trial.value <= highest and trial.gradient @ direction <= 0.5 * slope:
+        if trial.finite and trial.value <= highest and trial.gradient @ direction <= NEWTON.overshoot * slope:
             return float(length), trial
     return 0.0, full

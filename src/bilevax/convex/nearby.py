@@ -1,27 +1,31 @@
-"""Problems next to one that is solved: other bounds, an objective that is a little different, the same rows.
+"""Problems next to one that is solved: the same rows with other sides, an objective that is a little different.
 
-Which rows are active is known there, so Newton's method with those held takes a step or two, and nothing has to be
-scaled or found out again. Where it ends counts only if it satisfies the optimality conditions as well as an answer of
-`minimise` has to; otherwise `minimise` is asked.
+The active rows of the solved problem are mostly those of the new one, so Newton's method with those held takes a step
+or two. Its answer counts only if it satisfies the optimality conditions as well as an answer of `minimise` has to;
+otherwise `minimise` solves the problem from the start.
 """
 
 import numpy as np
 
 from bilevax.convex.active_set import follow
-from bilevax.convex.minimise import SHARP, minimise, solution_at
+from bilevax.convex.minimise import minimise, solution_at
 from bilevax.convex.optimality import Local, Rows, scaled_rows
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
+from bilevax.convex.settings import NEWTON
+from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
 
 class Nearby:
-    """The surroundings of a solved problem."""
+    """Minimises problems with the rows of a solved one."""
 
     def __init__(self, constraints: Constraints, solution: ConvexSolution):
         self.solution = solution
         self._rows = scaled_rows(constraints, 0.0)[0]
         self._empty = np.flatnonzero(np.asarray(abs(constraints.matrix).sum(axis=1)).ravel() == 0)
 
-    def minimise(self, objective: Objective, constraints: Constraints, tolerance: float = 1e-9) -> ConvexSolution:
+    def minimise(
+        self, objective: Objective, constraints: Constraints, tolerance: float = CONVEX_TOLERANCES.optimality
+    ) -> ConvexSolution:
         """Return the minimiser of a problem with the same rows, whose sides may be others; see `convex.minimise`."""
         found = self._followed(objective, constraints, tolerance)
         return minimise(objective, constraints, self.solution.y, tolerance=tolerance) if found is None else found
@@ -34,13 +38,13 @@ class Nearby:
             return None
         multipliers = known.multipliers[rows.kept] * rows.norms
         point = follow(rows, at, multipliers, known.ball_multipliers, tolerance)
-        if not (point.error <= 0.1 * tolerance and point.at.finite):
+        if not (point.error <= NEWTON.settled * tolerance and point.at.finite):
             return None
         found = solution_at(constraints, rows, known.y, point, Outcome.OPTIMAL, 0)
-        return found if found.complementarity <= SHARP else None
+        return found if found.complementarity <= NEWTON.sharp else None
 
     def _at(self, constraints: Constraints) -> Rows | None:
-        """The rows with other sides; None where these change what was known of rows and domain."""
+        """The rows with other sides; None where these contradict rows of zeros or change the domain."""
         lower, upper, empty, domain = constraints.lower, constraints.upper, self._empty, self.solution.domain
         if np.any(lower[empty] > 0) or np.any(upper[empty] < 0):
             return None

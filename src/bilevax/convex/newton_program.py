@@ -1,6 +1,7 @@
 """The program of a Newton step: a quadratic over the rows and balls of a problem, solved by Clarabel.
 
-The same programs, with one variable more for how far rows give way or stay clear, find points inside the rows.
+With one variable more, for a margin by which rows are widened or narrowed, the same programs find feasible and
+interior points.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import scipy.sparse as sparse
 from bilevax.convex.optimality import Rows, in_own_units, own_units, stacked
 from bilevax.convex.problem import Ball
 from bilevax.convex.programs import conic
-
-_STEEP = 1e100  # a curvature that only stands for an infinite one
+from bilevax.convex.settings import PROGRAM
 
 
 class Status(enum.Enum):
@@ -72,42 +72,49 @@ class NewtonProgram:
         hessian: sparse.csc_matrix,
         gradient: np.ndarray,
         y: np.ndarray,
-        room: float = 0.0,
+        widening: float = 0.0,
         proximal: float = 0.0,
     ) -> NewtonStep:
-        """Minimise gradient'd + d'Hd/2 over d such that y + d is feasible, and well inside the domain."""
+        """Minimise gradient'd + d'Hd/2 over d such that y + d is feasible, and well inside the domain.
+
+        The rows are widened by `widening`; `proximal` weighs the length of d, relative to the Hessian.
+        """
         rows, matrix, unit = self.rows, self.matrix, 1.0
         below, above = rows.slack(y)
-        sides = [0.5 * (above - below)[rows.equality], above[self.upper] + room, below[self.lower] + room]
+        sides = [0.5 * (above - below)[rows.equality], above[self.upper] + widening, below[self.lower] + widening]
         if rows.domain.bounded:
             down, up = rows.domain.around(y)
             sides += [up[self.open_high], -down[self.open_low]]
-        if rows.domain.bounded or np.max(hessian.diagonal(), initial=0.0) > _STEEP:
+        if rows.domain.bounded or np.max(hessian.diagonal(), initial=0.0) > PROGRAM.steep:
             # Near the borders of the domain curvatures, and steps, are of very different sizes.
             unit = own_units(hessian)
             matrix, gradient = matrix @ sparse.diags_array(unit), gradient * unit
             hessian = sparse.csc_matrix(in_own_units(hessian))
-        sides += [np.append(ball.radius + room, y[ball.index] - ball.center) for ball in rows.balls]
+        sides += [np.append(ball.radius + widening, y[ball.index] - ball.center) for ball in rows.balls]
         side = np.concatenate(sides)
         # Clarabel's tolerances are partly absolute: bring the objective to unit size.
         largest = np.max(abs(hessian.data), initial=0.0)
-        scale = float(max(np.max(abs(gradient)), 1e-6 * largest)) or 1.0
+        scale = float(max(np.max(abs(gradient)), PROGRAM.least_scale * largest)) or 1.0
         hessian = hessian / scale
         step = None
-        for tolerance, extra in ((1e-11, 0.0), (1e-9, 1e-9), (1e-8, 1e-7)):
+        for tolerance, extra in PROGRAM.attempts:
             settings = clarabel.DefaultSettings()
             settings.verbose = False
-            settings.max_iter = 100
+            settings.max_iter = PROGRAM.max_iterations
             settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
             weight = (proximal + extra) * max(largest / scale, 1.0)
             quadratic = hessian + weight * sparse.eye_array(y.size, format="csc") if weight else hessian
             answer = conic(quadratic, gradient / scale, sparse.csc_matrix(matrix), side, self.cones, settings=settings)
             step = self._step(_STATUS.get(str(answer.status), Status.ROUGH), answer, scale, unit)
             # What stalls far from feasibility is most likely infeasible: measuring that is quicker than trying again.
-            if step.status is not Status.ROUGH or rows.infeasibility(y + step.direction) > 1e-7 + 2 * room:
+            if step.status is not Status.ROUGH or self.looks_infeasible(y + step.direction, widening):
                 break
         assert step is not None
         return step
+
+    def looks_infeasible(self, end: np.ndarray, widening: float) -> bool:
+        """Whether the end of a step that was not solved to the tolerance violates rows grossly."""
+        return self.rows.infeasibility(end) > PROGRAM.stalled_infeasibility + 2 * widening
 
     def _step(
         self, status: Status, answer: clarabel.DefaultSolution, scale: float, unit: np.ndarray | float
@@ -117,22 +124,22 @@ class NewtonProgram:
         multipliers[self.rows.equality] = dual[:equality]
         multipliers[self.upper] += dual[equality:upper]
         multipliers[self.lower] -= dual[upper:lower]
-        # The cone's dual is (|w|, -w) for the force w on the ball; (y - center) carries the radius.
+        # The cone's dual is (|w|, -w) for the ball's term w in the gradient; (y - center) carries the radius.
         heads = self.ends[-1] + np.cumsum([0] + [len(ball.index) + 1 for ball in self.rows.balls])[:-1]
         return NewtonStep(status, unit * np.array(answer.x), multipliers, dual[heads] / self.rows.radii)
 
 
 def cleaned(rows: Rows, step: NewtonStep) -> tuple[np.ndarray, np.ndarray]:
-    """Multipliers without those that push to an infinite side or are negative on a ball."""
+    """The step's multipliers with zero for those of infinite sides and for negative ones of balls."""
     multipliers = step.multipliers
-    pushes_nowhere = ((multipliers > 0) & np.isinf(rows.upper)) | ((multipliers < 0) & np.isinf(rows.lower))
-    return np.where(pushes_nowhere, 0.0, multipliers), np.maximum(step.ball_multipliers, 0.0)
+    infinite_side = ((multipliers > 0) & np.isinf(rows.upper)) | ((multipliers < 0) & np.isinf(rows.lower))
+    return np.where(infinite_side, 0.0, multipliers), np.maximum(step.ball_multipliers, 0.0)
 
 
 def with_margin(matrix, lower, upper, balls: tuple[Ball, ...], weight: np.ndarray, floor: float) -> Rows:
-    """The rows and balls with a margin t as one variable more, by which rows are wider, each as its weight says.
+    """The rows and balls with a margin t as one variable more, by which rows are widened.
 
-    They are ``lower - weight t <= matrix y <= upper + weight t`` and ``t >= floor``.
+    The rows are ``lower - weight t <= matrix y <= upper + weight t`` and ``t >= floor``.
     """
     matrix, size = sparse.csr_matrix(matrix), matrix.shape[1]
     fixed, above, below = weight == 0, np.isfinite(upper) & (weight != 0), np.isfinite(lower) & (weight != 0)
@@ -150,10 +157,10 @@ def with_margin(matrix, lower, upper, balls: tuple[Ball, ...], weight: np.ndarra
 
 
 def interior_point(rows: Rows, near: np.ndarray) -> np.ndarray:
-    """A point far from all sides of the rows and balls: max s <= 1 with all slacks >= s."""
+    """A point far from all sides of the rows: the slack of each is at least s, for the largest such s <= 1."""
     size = near.size
     lifted = with_margin(rows.matrix, rows.lower, rows.upper, rows.balls, (~rows.equality).astype(float), -1.0)
-    weight = sparse.diags_array(np.append(np.full(size, 1e-6), 0.0), format="csc")
+    weight = sparse.diags_array(np.append(np.full(size, PROGRAM.interior_weight), 0.0), format="csc")
     cost = np.append(np.zeros(size), 1.0)
     step = NewtonProgram(lifted).solve(sparse.csc_matrix(weight), cost, np.append(near, 0.0))
     return near + step.direction[:size]

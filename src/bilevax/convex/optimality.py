@@ -12,10 +12,10 @@ import scipy.sparse as sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
+from bilevax._support.division import positive
 from bilevax.convex.problem import Ball, Constraints, Domain, Objective
-
-SMALL = 150  # up to this many variables rows and systems are dense
-_DENSE = 500  # up to this many variables eigenvalues are computed densely
+from bilevax.convex.settings import CURVATURE, DENSE
+from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
 
 class Local:
@@ -42,11 +42,11 @@ class Local:
 
     @functools.cached_property
     def hessian(self) -> sparse.csc_matrix:
-        """The Hessian; infinite curvature, as that of y^1.5 at 0, is a number that holds its variable in place."""
+        """The Hessian; a large number stands for infinite curvature, as that of y^1.5 at 0."""
         hessian = self.objective.hessian(self.y)
         hessian = hessian if isinstance(hessian, sparse.csc_matrix) else sparse.csc_matrix(hessian)
         if np.any(hessian.data == np.inf):
-            hessian = sparse.csc_matrix((np.minimum(hessian.data, _RIGID), hessian.indices, hessian.indptr))
+            hessian = sparse.csc_matrix((np.minimum(hessian.data, CURVATURE.rigid), hessian.indices, hessian.indptr))
         return hessian
 
     @functools.cached_property
@@ -58,7 +58,7 @@ class Local:
     @functools.cached_property
     def convex(self) -> bool:
         """Whether the Hessian is positive semidefinite, up to rounding."""
-        return eigenvalues_above(self.scaled_hessian, -1e-9)
+        return eigenvalues_above(self.scaled_hessian, -CONVEX_TOLERANCES.negative_curvature)
 
     @functools.cached_property
     def scaled_hessian(self) -> Any:
@@ -73,9 +73,6 @@ def stacked(blocks: list) -> Any:
     return np.vstack([block if isinstance(block, np.ndarray) else block.toarray() for block in blocks])
 
 
-_RIGID = 1e200
-
-
 @dataclass(frozen=True)
 class Rows:
     """Rows and balls in the form the algorithms use.
@@ -83,11 +80,16 @@ class Rows:
     Attributes
     ----------
     matrix
-        The rows that can bind, each of norm 1; an array up to `SMALL` variables, else a sparse matrix.
+        The rows that can be active, each of norm 1; an array for few variables, else a sparse matrix.
+    lower, upper
+        Their sides, divided like the rows.
+    balls
+        The balls, as in `Constraints`.
     kept, norms
         Which rows of the problem they are, and by what they were divided.
     domain
-        Bounds that are none of the rows, since the objective itself keeps minimisers away from them.
+        Bounds that are borders of the objective's domain. They are not among the rows, since the objective itself
+        keeps minimisers away from them.
     """
 
     matrix: Any
@@ -100,9 +102,9 @@ class Rows:
 
     @functools.cached_property
     def equality(self) -> np.ndarray:
-        # A width at rounding level has no interior for the interior-point method: it is an equality.
-        tiny = 1e-13 * (1 + np.minimum(abs(self.upper), abs(self.lower)))
-        return abs(self.upper - self.lower) <= tiny
+        """Which rows are equalities: an interior-point method needs more than rounding between two sides."""
+        width = CONVEX_TOLERANCES.equality_width * (1 + np.minimum(abs(self.upper), abs(self.lower)))
+        return abs(self.upper - self.lower) <= width
 
     @functools.cached_property
     def upward(self) -> np.ndarray:
@@ -146,11 +148,11 @@ class Rows:
 
     @functools.cached_property
     def sizes(self) -> Any:
-        """The transposed matrix without signs."""
+        """The absolute values of the transposed matrix."""
         return abs(self.transpose)
 
     def relative(self, multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Multipliers relative to the entries, of size `scale`, that their rows act on: to the smallest of them."""
+        """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""
         if isinstance(self.matrix, np.ndarray):
             return multipliers * np.max(abs(self.matrix) / scale, axis=1, initial=0.0)
         shares = abs(self.matrix.data) / scale[self.matrix.indices]
@@ -158,7 +160,7 @@ class Rows:
         return multipliers * np.maximum.reduceat(shares, starts) if starts.size else multipliers
 
     def ball_relative(self, ball_multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """The same of the balls' multipliers."""
+        """The balls' multipliers, likewise relative to the gradient that they balance."""
         sizes = [np.max(scale[ball.index]) for ball in self.balls]
         return ball_multipliers * self.radii / np.array(sizes)
 
@@ -209,7 +211,7 @@ class Rows:
 
 
 def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, float]:
-    """Rows that can bind, of norm 1, relaxed; and the largest violation of rows of zeros."""
+    """The rows that can be active, of norm 1, relaxed; and the largest violation of rows of zeros."""
     matrix = sparse.csr_matrix(constraints.matrix)
     number, size = matrix.shape
     relaxed = np.where(np.arange(number) < constraints.relaxable, relaxation, 0.0)
@@ -218,7 +220,7 @@ def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, floa
     kept = np.flatnonzero((norms > 0) & (np.isfinite(lower) | np.isfinite(upper)))
     violation = np.max(np.maximum(lower, -upper)[norms == 0], initial=0.0)
     norms = norms[kept]
-    if size <= SMALL:
+    if size <= DENSE.systems:
         scaled = matrix.toarray()[kept] / norms[:, None]
     else:
         scaled = sparse.csr_matrix(sparse.diags_array(1 / norms) @ matrix[kept])
@@ -232,12 +234,12 @@ class Point:
     Attributes
     ----------
     scale
-        What each entry of the Lagrangian's gradient is relative to: see `forces`.
+        What each entry of the Lagrangian's gradient is relative to: see `term_sizes`.
     residuals
         Stationarity, infeasibility and complementarity, as documented in `bilevax.convex.ConvexSolution`.
     error
-        The largest of the residuals and of ``min(multiplier, slack)``, both relative. The product of the two may be
-        tiny where each is still far from zero, and y with them; the smaller of the two may not.
+        The largest of the residuals and of ``min(multiplier, slack)`` of each row, both relative. It is stricter than
+        complementarity alone: the product of multiplier and slack may be tiny while neither is near zero.
     """
 
     at: Local
@@ -252,65 +254,63 @@ class Point:
         return max(self.residuals)
 
 
-def forces(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> np.ndarray:
-    """The size of what is added up in each entry of the gradient of the Lagrangian.
+def term_sizes(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> np.ndarray:
+    """The size of the terms in each entry of the Lagrangian's gradient, to which its residual is relative.
 
-    That is the gradient itself, what rows and balls add to it, and what curvature makes of the size of y: where all of
-    these vanish together, as at the minimum of y^6, it is Newton's step that counts. A large gradient elsewhere hides
-    nothing, nor do multipliers that cancel each other.
+    The terms are the objective's gradient, the multipliers times the rows and balls, and curvature times the size of y.
+    The last counts where the others vanish together, as at the minimum of y^6: the residual is Newton's step then. Each
+    entry has its own size, so that a large gradient elsewhere hides nothing; multipliers and curvature count at most as
+    much as the largest gradient, so that huge multipliers that cancel each other hide nothing either.
     """
     size, y = abs(at.gradient), at.y
     terms = rows.sizes @ abs(multipliers) + np.maximum(at.hessian.diagonal(), 0.0) * (1 + abs(y))
     if rows.balls:
         terms = terms + abs(rows.ball_normals(y)).T @ ball_multipliers
-    return np.maximum(size + np.minimum(terms, at.scale), _TINY)
+    return positive(size + np.minimum(terms, at.scale))
 
 
 def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np.ndarray) -> Point:
     """Recompute the residuals of the optimality conditions."""
-    y, scale = at.y, forces(at, rows, multipliers, ball_multipliers)
-    force = at.gradient + rows.transpose @ multipliers
+    y, scale = at.y, term_sizes(at, rows, multipliers, ball_multipliers)
+    gradient = at.gradient + rows.transpose @ multipliers  # of the Lagrangian
     below, above = rows.slack(y)
     upward = multipliers > 0
     bound = np.where(upward, rows.upper, rows.lower)
     slack = np.where(upward, above, below) / (1 + abs(np.where(np.isfinite(bound), bound, 0.0)))
     slack = np.where(multipliers != 0, abs(slack), 0.0)
-    push = rows.relative(abs(multipliers), scale)
-    product, smaller = np.max(push * slack, initial=0.0), np.max(np.minimum(push, slack), initial=0.0)
+    size = rows.relative(abs(multipliers), scale)
+    product, smaller = np.max(size * slack, initial=0.0), np.max(np.minimum(size, slack), initial=0.0)
     if rows.balls:
-        force = force + rows.ball_normals(y).T @ ball_multipliers
+        gradient = gradient + rows.ball_normals(y).T @ ball_multipliers
         gaps = abs(rows.ball_gaps(y)) / (1 + rows.radii)
-        push = rows.ball_relative(ball_multipliers, scale)
-        product, smaller = max(product, np.max(push * gaps)), max(smaller, np.max(np.minimum(push, gaps)))
+        size = rows.ball_relative(ball_multipliers, scale)
+        product, smaller = max(product, np.max(size * gaps)), max(smaller, np.max(np.minimum(size, gaps)))
     if rows.domain.bounded:
-        force = np.where(rows.domain.stopped(y, force), 0.0, force)
-    residuals = (float(np.max(abs(force) / scale)), rows.infeasibility(y), float(product))
+        gradient = np.where(rows.domain.stopped(y, gradient), 0.0, gradient)
+    residuals = (float(np.max(abs(gradient) / scale)), rows.infeasibility(y), float(product))
     return Point(at, multipliers, ball_multipliers, scale, residuals, float(max(*residuals, smaller)))
 
 
-_TINY = 1e-300
-
-
 def own_units(hessian: sparse.csc_matrix) -> np.ndarray:
-    """The length of a step of each variable that counts as 1 by its own curvature; flat ones share a middle one.
+    """The natural step length of each variable: 1 / sqrt(curvature), with the median curvature where it is flat.
 
     Curvatures may differ by many orders of magnitude, as those of the entropy of shares do.
     """
     curvature = hessian.diagonal()
-    if np.min(curvature, initial=np.inf) > 1e-10:  # none is flat
+    if np.min(curvature, initial=np.inf) > CURVATURE.flat:  # none is flat
         return 1 / np.sqrt(curvature)
-    positive = curvature[curvature > 0]
-    middle = float(np.median(positive)) if positive.size else 1.0
-    return 1 / np.sqrt(np.where(curvature > 1e-10 * min(middle, 1.0), curvature, middle))
+    curved = curvature[curvature > 0]
+    middle = float(np.median(curved)) if curved.size else 1.0
+    return 1 / np.sqrt(np.where(curvature > CURVATURE.flat * min(middle, 1.0), curvature, middle))
 
 
 def in_own_units(hessian: sparse.csc_matrix) -> Any:
     """The Hessian for variables in the units of their curvature: its diagonal is 1 wherever it was positive.
 
-    An array up to `SMALL` variables, else a sparse matrix.
+    An array for few variables, else a sparse matrix.
     """
     unit = own_units(hessian)
-    if unit.size <= SMALL:
+    if unit.size <= DENSE.systems:
         return as_array(hessian) * unit * unit[:, None]
     return sparse.csc_matrix(sparse.diags_array(unit) @ hessian @ sparse.diags_array(unit))
 
@@ -322,7 +322,7 @@ def as_array(matrix: sparse.csc_matrix) -> np.ndarray:
 
 def nearly_full(matrix: Any) -> bool:
     """Whether a sparse matrix holds so many of its entries that dense algebra is the faster one."""
-    return matrix.nnz > 0.1 * matrix.shape[0] * matrix.shape[1]
+    return matrix.nnz > DENSE.full * matrix.shape[0] * matrix.shape[1]
 
 
 def eigenvalues_above(matrix: Any, bound: float) -> bool:
@@ -332,7 +332,7 @@ def eigenvalues_above(matrix: Any, bound: float) -> bool:
             return bound <= 0
         return scipy.linalg.lapack.dpotrf(matrix - bound * np.eye(len(matrix)))[1] == 0
     labels = np.zeros(matrix.shape[0], int)
-    if labels.size > SMALL and not nearly_full(matrix):
+    if labels.size > DENSE.systems and not nearly_full(matrix):
         labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
     sizes = np.bincount(labels)
     if np.any(matrix.diagonal() < bound) or not np.any(matrix.data):
@@ -341,7 +341,7 @@ def eigenvalues_above(matrix: Any, bound: float) -> bool:
     for index in (members[k] for k in np.flatnonzero(sizes > 1)):
         block = matrix[index][:, index] if len(members) > 1 else matrix
         # Lanczos would take long on a block that is full anyway.
-        if index.size <= _DENSE or nearly_full(block):
+        if index.size <= DENSE.eigenvalues or nearly_full(block):
             if scipy.linalg.lapack.dpotrf(block.toarray() - bound * np.eye(index.size))[1] != 0:
                 return False
             continue

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import scipy.sparse as sparse
 
-_MOST = 0.9  # of the way to a border, in one step
-_LEAST = 1e-100  # distance to a border: second and third derivatives are still numbers
+from bilevax.convex.settings import DOMAIN
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,10 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Domain:
-    """Bounds of single variables at which the objective's gradient is infinite: minimisers stay clear of them.
+    """Bounds of single variables at which the objective's gradient is infinite: no minimiser lies on them.
 
-    `rows_below` and `rows_above` are the rows of the problem whose lower and upper sides these bounds are.
+    `low` and `high` are infinite for variables without such a bound. `rows_below` and `rows_above` are the rows of the
+    problem whose lower and upper sides these bounds are.
     """
 
     low: np.ndarray = field(default_factory=lambda: np.array(-np.inf))
@@ -95,30 +95,33 @@ class Domain:
 
     def leaves(self, y: np.ndarray, step: np.ndarray) -> bool:
         """Whether a step goes more than half the way to a border."""
-        return bool(np.any(abs(step) > 0.5 * np.where(step < 0, y - self.low, self.high - y)))
+        return bool(np.any(abs(step) > DOMAIN.bent_share * np.where(step < 0, y - self.low, self.high - y)))
 
     def bent(self, y: np.ndarray, step: np.ndarray, most: float = np.inf) -> np.ndarray:
-        """The end of a step along which distances to borders that it would more than halve shrink exponentially.
+        """The end of a step that is bent where it goes more than half the way to a border.
 
-        That is what Newton's step means for a logarithm. They shrink by a factor exp(`most`) at most, and never to 0.
+        The distance to the border then shrinks exponentially, as Newton's step means for a logarithm: by a factor
+        exp(`most`) at most, and never to 0.
         """
-        room = np.where(step < 0, y - self.low, self.high - y)
-        shrunk = np.flatnonzero(abs(step) > 0.5 * room)
-        left = np.maximum(room[shrunk] * np.exp(-np.minimum(abs(step[shrunk]) / room[shrunk], most)), _LEAST)
+        distance = np.where(step < 0, y - self.low, self.high - y)
+        shrunk = np.flatnonzero(abs(step) > DOMAIN.bent_share * distance)
+        shrinking = np.exp(-np.minimum(abs(step[shrunk]) / distance[shrunk], most))
+        left = np.maximum(distance[shrunk] * shrinking, DOMAIN.least_distance)
         end = y + step
         end[shrunk] = np.where(step[shrunk] < 0, self.low[shrunk] + left, self.high[shrunk] - left)
         return end
 
-    def stopped(self, y: np.ndarray, force: np.ndarray) -> np.ndarray:
-        """Which variables lie as close to a border as numbers can, while the force would have them still closer."""
-        return ((y - self.low <= _LEAST) & (force > 0)) | ((self.high - y <= _LEAST) & (force < 0))
+    def stopped(self, y: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """Which variables lie as close to a border as is allowed, while descent would take them still closer."""
+        least = DOMAIN.least_distance
+        return ((y - self.low <= least) & (gradient > 0)) | ((self.high - y <= least) & (gradient < 0))
 
     def around(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The steps of each variable that go nine tenths of the way to a border."""
-        return _MOST * (self.low - y), _MOST * (self.high - y)
+        """The longest steps of each variable downward and upward: most of the way to a border."""
+        return DOMAIN.longest_share * (self.low - y), DOMAIN.longest_share * (self.high - y)
 
     def inside(self, y: np.ndarray, fallback: np.ndarray) -> np.ndarray:
-        """The point with variables that are not inside taken from another point that is."""
+        """The point, with entries that are not inside the domain taken from a fallback that is."""
         return np.where((y > self.low) & (y < self.high), y, fallback)
 
 
@@ -158,9 +161,9 @@ class ConvexSolution:
         Smallest s with ``violation_i <= s (|row_i| + |bound_i|)`` for every row that is not zero and
         ``violation <= s (1 + radius)`` for every ball. Scaling a row does not change it.
     complementarity
-        Smallest s with ``push_i slack_i <= s (1 + |bound_i|)`` for every row i of length 1, where ``push_i`` is the
+        Smallest s with ``size_i slack_i <= s (1 + |bound_i|)`` for every row i of length 1, where ``size_i`` is the
         largest ``|matrix_ik multiplier_i| / scale_k`` and the slack that of the side the multiplier's sign belongs to;
-        inf for a multiplier that pushes to an infinite side.
+        inf for a multiplier whose sign belongs to an infinite side.
     unique
         True when the minimiser is known to be unique; False when it may not be.
     iterations

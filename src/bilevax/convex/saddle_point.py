@@ -1,0 +1,103 @@
+"""The linear system of a Newton step with active rows held as equalities: H d + A'u = r, A d = c."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sparse
+import scipy.sparse.linalg
+
+from bilevax.convex.optimality import as_array, nearly_full, own_units
+from bilevax.convex.settings import DENSE, RANK
+
+
+def solve_saddle_point(
+    hessian: sparse.csc_matrix, matrix: Any, column: np.ndarray, right_y: np.ndarray, right_rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (d, u) with H d + A'u = right_y and A d = right_rows, in the sense of least squares.
+
+    `column` holds the column of the only entry of a row of A, or -1; rows of one entry eliminate their variable.
+    """
+    size, dense = right_y.size, isinstance(matrix, np.ndarray)
+    second = as_array(hessian) if dense else hessian
+    fixed, single = np.unique(column, return_index=True)
+    fixed, single = fixed[fixed >= 0], single[fixed >= 0]
+    pivot = np.asarray(matrix[single, fixed]).ravel()
+    free, others = np.ones(size, bool), np.ones(right_rows.size, bool)
+    free[fixed], others[single] = False, False
+    free, others = np.flatnonzero(free), np.flatnonzero(others)
+    move, multipliers = np.zeros(size), np.zeros(right_rows.size)
+    move[fixed] = right_rows[single] / pivot
+    block: Any = second[free][:, free]
+    rest = matrix[others]
+    right = np.concatenate([(right_y - second @ move)[free], right_rows[others] - rest @ move])
+    # Variables in the units of their curvature and rows of length 1 keep the cut-off of least squares meaningful.
+    unit = own_units(hessian)[free]
+    border = rest[:, free] if dense else sparse.csr_matrix(rest[:, free]) @ sparse.diags_array(unit)
+    border = border * unit if dense else border
+    length = np.linalg.norm(border, axis=1) if dense else scipy.sparse.linalg.norm(border, axis=1)
+    length = np.where(length > 0, length, 1.0)
+    right[: free.size] *= unit
+    right[free.size :] /= length
+    if not right.size:
+        answer = right
+    elif dense or right.size <= DENSE.systems or nearly_full(block):
+        border = (border if dense else border.toarray()) / length[:, None]
+        saddle = np.zeros((right.size, right.size))
+        saddle[: free.size, : free.size] = (block if dense else block.toarray()) * np.outer(unit, unit)
+        saddle[free.size :, : free.size] = border
+        saddle[: free.size, free.size :] = border.T
+        answer = _dense_solution(saddle, right)
+    else:
+        border, units = sparse.diags_array(1 / length) @ border, sparse.diags_array(unit)
+        answer = _sparse_solution(sparse.csc_matrix(units @ block @ units), border, right)
+    move[free], multipliers[others] = unit * answer[: free.size], answer[free.size :] / length
+    multipliers[single] = (right_y - second @ move - rest.T @ multipliers[others])[fixed] / pivot
+    return move, multipliers
+
+
+def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    factors, pivots, _ = scipy.linalg.lapack.dgetrf(matrix)
+    if scipy.linalg.lapack.dgecon(factors, np.max(np.sum(abs(matrix), axis=0)))[0] > RANK.singular_system:
+        return scipy.linalg.lapack.dgetrs(factors, pivots, right)[0]
+    # Singular: QR with pivoting gives the solution of least norm, as singular values would at a higher cost.
+    return scipy.linalg.lstsq(matrix, right, cond=RANK.cutoff, lapack_driver="gelsy", check_finite=False)[0]
+
+
+def _sparse_solution(block: sparse.csc_matrix, border: sparse.csr_matrix, right: np.ndarray) -> np.ndarray:
+    """Solve [block border'; border 0] z = right, which may be singular but has a solution."""
+    saddle = sparse.block_array([[block, border.T], [border, None]], format="csc")
+    solve = _regularised_solver(block, border, saddle)
+    answer, error = np.zeros_like(right), right
+    # Refinement against the system without the regularisation removes its effect on the range.
+    for _ in range(RANK.max_refinements):
+        trial = answer + solve(error)
+        trial_error = right - saddle @ trial
+        if not np.max(abs(trial_error)) < np.max(abs(error)):
+            break
+        answer, error = trial, trial_error
+    return answer
+
+
+def _regularised_solver(
+    block: sparse.csc_matrix, border: sparse.csr_matrix, saddle: sparse.csc_matrix
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the solver of the system with a small multiple of the identity added to its block, taken from its zero."""
+    weight, size, count = RANK.regularisation, block.shape[0], border.shape[0]
+    entries = block.tocoo()
+    if count > DENSE.schur or np.any(entries.row != entries.col):
+        regular = np.repeat([weight, -weight], [size, count])
+        return scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular))).solve
+    # With a diagonal block, as of an entropy, the rows alone are left to be factorised.
+    inverse = 1 / (block.diagonal() + weight)
+    schur = (border @ sparse.diags_array(inverse) @ border.T).toarray() + weight * np.eye(count)
+    factor = scipy.linalg.cho_factor(schur, check_finite=False)
+
+    def solve(error: np.ndarray) -> np.ndarray:
+        multipliers = scipy.linalg.cho_solve(factor, border @ (inverse * error[:size]) - error[size:])
+        return np.concatenate([inverse * (error[:size] - border.T @ multipliers), multipliers])
+
+    return solve
