@@ -17,6 +17,7 @@ import numpy as np
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
 from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.settings import CENTRAL
 from bilevax.solvers.diary import Learning
 
 
@@ -116,13 +117,13 @@ class CentralLower(Learning):
         """
         rows, bounds = self.rows, self.rows.bounds
         along, pushed = step[: self.flat.n_y], step[self.flat.n_y :]
-        room = -_MOST_OF_THE_WAY * rows.values(point.x, point.y)[bounds]
+        room = -CENTRAL.predicted_reach * rows.values(point.x, point.y)[bounds]
         low, high = np.full(len(along), -np.inf), np.full(len(along), np.inf)
         below, above = rows.sign < 0, rows.sign > 0
         low[rows.column[below]], high[rows.column[above]] = -room[below], room[above]
         y, multiplier = point.y + np.clip(along, low, high), point.multiplier.copy()
         general, inequality = multiplier[: rows.general], rows.inequality[: rows.general]
-        general += np.where(inequality, np.maximum(pushed, -_MOST_OF_THE_WAY * general), pushed)
+        general += np.where(inequality, np.maximum(pushed, -CENTRAL.predicted_reach * general), pushed)
         slack = np.where(rows.inequality, point.barrier / np.where(rows.inequality, multiplier, 1.0), 0.0)
         slack[bounds] = -rows.values(x, y)[bounds]
         multiplier[bounds] = point.barrier / slack[bounds]
@@ -166,7 +167,7 @@ class CentralLower(Learning):
         y, multiplier, slack, length = warm.y, warm.multiplier, warm.slack.copy(), 1.0
         tolerance = 1 + np.abs(rows.B @ x - rows.c).max(initial=0.0)
         there = self.flat.lower_derivatives(x, y, proven=False)  # the answer's are: in `factor`
-        for _ in range(_MAX_NEWTON):
+        for _ in range(CENTRAL.newton_steps):
             clock.check()
             values = rows.values(x, y)
             slack[bounds] = -values[bounds]
@@ -179,13 +180,17 @@ class CentralLower(Learning):
             # A slack that is a difference of large numbers is known to rounding only.
             rounding = 1e-15 * tolerance * np.abs(multiplier).max(initial=0.0)
             if (
-                np.abs(dual).max(initial=0.0) <= 1e-9 * size + rounding
-                and np.abs(primal).max(initial=0.0) <= 1e-10 * tolerance
-                and np.abs(products - barrier).max(initial=0.0) <= _CENTRED * barrier + 1e-16 * size + rounding
+                np.abs(dual).max(initial=0.0) <= CENTRAL.dual * size + rounding
+                and np.abs(primal).max(initial=0.0) <= CENTRAL.primal * tolerance
+                and np.abs(products - barrier).max(initial=0.0) <= CENTRAL.products * barrier + 1e-16 * size + rounding
             ):
                 return CentralPoint(x, y, multiplier, slack, barrier, softness, shift)
             # After a short step the point is too close to the boundary: centre before going on.
-            aim = max(barrier, (0.1 if length > 0.3 else 1.0) * float(products.mean())) if len(products) else barrier
+            aim = (
+                max(barrier, (CENTRAL.centring if length > CENTRAL.short else 1.0) * float(products.mean()))
+                if len(products)
+                else barrier
+            )
             positive = np.where(inequality, multiplier, 1.0)
             factor = self._factorise(there, y, multiplier, slack, softness, shift)
             step, pushed = factor.solve(-dual, -primal - np.where(inequality, aim / positive - slack, 0.0))
@@ -193,7 +198,7 @@ class CentralLower(Learning):
                 return None
             step_slack = np.where(inequality, (aim - slack * (multiplier + pushed)) / positive, 0.0)
             length = min(_reach(slack[inequality], step_slack[inequality]), _reach(positive, pushed * inequality))
-            for _ in range(_MAX_HALVINGS):
+            for _ in range(CENTRAL.halvings):
                 there = self.flat.lower_derivatives(x, y + length * step)
                 if np.isfinite(there.gradient).all():
                     break
@@ -202,13 +207,7 @@ class CentralLower(Learning):
         return None
 
 
-_MAX_NEWTON = 120
-_MAX_HALVINGS = 30  # of a step that leaves the domain of g
-_MOST_OF_THE_WAY = 0.9
-_CENTRED = 1e-3  # by how much products may differ from the barrier, relative
-
-
 def _reach(value: np.ndarray, step: np.ndarray) -> float:
     """Return the share of a step, at most 1, that keeps positive entries clear of zero."""
     shrinking = step < 0
-    return min(1.0, 0.995 * float(np.min(-value[shrinking] / step[shrinking], initial=np.inf)))
+    return min(1.0, CENTRAL.reach * float(np.min(-value[shrinking] / step[shrinking], initial=np.inf)))

@@ -18,6 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.solvers.default.central_lower import CentralLower, CentralPoint
+from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.diary import Learning
 
@@ -72,13 +73,14 @@ class CentralPath(Learning):
         """Return a price for leaving the feasible set: above the rows' typical marginal value."""
         rows = self.lower.rows
         marginal = np.abs(point.state.sensitivity[: rows.general][rows.inequality[: rows.general]])
-        return 2 * float(np.quantile(marginal, 0.75)) if len(marginal) else 0.0
+        return SMOOTHING.price * float(np.quantile(marginal, 0.75)) if len(marginal) else 0.0
 
     def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
         """Return the point at the same x with ten times less smoothing."""
         self._tangent = None  # of no use beyond the stage: a run resumed there would not know it
         before = point.smoothing
-        tighter = dataclasses.replace(before, barrier=0.1 * before.barrier, softness=0.1 * before.softness)
+        less = SMOOTHING.tightening
+        tighter = dataclasses.replace(before, barrier=less * before.barrier, softness=less * before.softness)
         return self._evaluate(point.x, tighter, point.state.central)
 
     def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Barrier]:

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from bilevax._support import clock
+from bilevax._support.division import positive
 
 
 def factorise(matrix: np.ndarray) -> np.ndarray:
@@ -31,7 +32,7 @@ def lifted(matrix: np.ndarray, diagonal: np.ndarray | float) -> np.ndarray:
 
 def factorise_nearly(matrix: np.ndarray) -> np.ndarray:
     """Factor a symmetric matrix, lifted by as little as makes it positive definite."""
-    lift = 1e-14 * max(1e-300, float(np.abs(np.diag(matrix)).max(initial=1.0)))
+    lift = 1e-14 * positive(float(np.abs(np.diag(matrix)).max(initial=1.0)))
     for _ in range(12):
         try:
             return factorise(lifted(matrix, lift))

@@ -7,7 +7,9 @@ exactly by active-set methods.
 import numpy as np
 from scipy.linalg import lapack
 
+from bilevax._support.division import positive
 from bilevax.solvers.default.cholesky import factorise_nearly, refined_solver, solve_factored
+from bilevax.solvers.default.settings import PROGRAMS
 
 
 def solve_complementarity(
@@ -52,7 +54,7 @@ def _one_by_one(
         value[rows] = 0.0
         value[settled] = 0.0
         entering = int(np.argmax(np.where(inequality, value, np.abs(value))))
-        if np.where(inequality, value, np.abs(value))[entering] <= 1e-11 * size:
+        if np.where(inequality, value, np.abs(value))[entering] <= PROGRAMS.zero * size:
             mask = np.zeros(len(free), bool)
             mask[rows] = True
             return multiplier, mask | ~inequality
@@ -62,13 +64,13 @@ def _one_by_one(
         while True:
             answer = _solve_active(compliance, rows, compliance[rows, entering])
             give = compliance[entering, entering] - compliance[entering, rows] @ answer
-            whole = gap / give if give > 1e-11 * compliance[entering, entering] + 1e-300 else np.inf
+            whole = gap / give if give > PROGRAMS.zero * compliance[entering, entering] + 1e-300 else np.inf
             fading = inequality[rows] & (answer > 1e-12)
             ratios = np.where(fading, multiplier[rows] / np.where(fading, answer, 1.0), np.inf)
             leaving = int(np.argmin(ratios)) if len(rows) else -1
             step = min(whole, ratios[leaving]) if len(rows) else whole
             if not np.isfinite(step):
-                if gap > _CONTRADICTION * size:
+                if gap > PROGRAMS.contradiction * size:
                     return None  # the rows contradict each other: the lower level is infeasible
                 settled[entering] = True  # by no more than rounding: x lies on the border of feasibility
                 break
@@ -95,7 +97,7 @@ def independent_rows(compliance: np.ndarray, rows: np.ndarray, kept: int = 0) ->
     if kept:  # what the kept rows leave of the others
         ahead, behind = inner[:kept, :kept], inner[:kept, kept:]
         inner = inner[kept:, kept:] - behind.T @ solve_factored(factorise_nearly(ahead), behind)
-    tolerance = 1e-11 * max(1e-300, float(np.diag(compliance)[rows].max()))
+    tolerance = PROGRAMS.zero * positive(float(np.diag(compliance)[rows].max()))
     _, pivots, rank, _ = lapack.dpstrf(inner, lower=1, tol=tolerance)
     return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
@@ -112,12 +114,12 @@ def _pivot(
             # Refined, since dependent rows leave a factor only approximately right.
             multiplier[active] = refined_solver(compliance[np.ix_(active, active)])(free[active])
         value = free - compliance @ multiplier
-        return multiplier, value, active & inequality & (multiplier < -1e-11 * (1 + np.abs(multiplier).max()))
+        return multiplier, value, active & inequality & (multiplier < -PROGRAMS.zero * (1 + np.abs(multiplier).max()))
 
-    for _ in range(_MAX_PIVOTS):
+    for _ in range(PROGRAMS.pivots):
         try:
             multiplier, value, dropped = solve_on(active)
-            added = ~active & (value > 1e-11 * size)
+            added = ~active & (value > PROGRAMS.zero * size)
             finished = not (dropped.any() or added.any())
             touched = active | (value > 1e-15 * size)
             if finished and touched.sum() > active.sum():
@@ -143,7 +145,3 @@ def _pivot(
             seen.add(key)
             active = (active & ~dropped) | added
     return None
-
-
-_CONTRADICTION = 1e-8
-_MAX_PIVOTS = 40

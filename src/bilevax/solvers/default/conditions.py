@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from bilevax.model.flat import FlatProblem, LowerDerivatives
 from bilevax.solvers.default.exact_point import ACTIVE, INACTIVE, ExactPoint, Units
 from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.settings import RESTORATION
 from bilevax.solvers.default.upper_set import UpperSet
 
 
@@ -149,11 +150,12 @@ def _ways(
     here = there.hessian.diagonal()
 
     def part(way: np.ndarray) -> np.ndarray:
-        target = point.y + np.where(np.isfinite(way), _MOST * way, 0.0)
+        target = point.y + np.where(np.isfinite(way), RESTORATION.most_of_the_way * way, 0.0)
         beyond = setting.flat.hessian("lower", "y", "y", point.x, target).diagonal()
-        return np.where((beyond > _BENT * here) | (here > _BENT * beyond), _MOST * way, way)
+        return np.where(
+            (beyond > RESTORATION.bent * here) | (here > RESTORATION.bent * beyond),
+            RESTORATION.most_of_the_way * way,
+            way,
+        )
 
     return part(down), part(up)
-
-
-_MOST, _BENT = 0.8, 2.0  # the part of the way to a bound, where the curvature changes there by this factor

@@ -3,7 +3,9 @@
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.division import positive
 from bilevax.solvers.default.cholesky import factorise, lifted
+from bilevax.solvers.default.settings import SIZES
 
 
 def convex_model(hessian: np.ndarray) -> np.ndarray:
@@ -11,7 +13,7 @@ def convex_model(hessian: np.ndarray) -> np.ndarray:
 
     Large ones are shifted instead, by as little as makes them positive definite.
     """
-    if len(hessian) <= _MOST_FOR_EIGENVALUES:
+    if len(hessian) <= SIZES.eigenvalues:
         try:
             factorise(lifted(hessian, -_LEAST_CURVATURE * max(1e-8, np.abs(hessian).sum(axis=1).max(initial=0.0))))
             return hessian
@@ -29,23 +31,22 @@ def convex_model(hessian: np.ndarray) -> np.ndarray:
             shift *= 10
 
 
-_MOST_FOR_EIGENVALUES = 400
 _LEAST_CURVATURE = 1e-9  # relative to the largest
 
 
 def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
     """Return a sparse Hessian with its negative curvature reversed, and whether it had any; zero curvature stays."""
     diagonal = hessian.diagonal()
-    size = max(np.abs(hessian.data).max(initial=0.0), 1e-300)
+    size = positive(np.abs(hessian.data).max(initial=0.0))
     if hessian.count_nonzero() == np.count_nonzero(diagonal):
         return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
-    if hessian.shape[0] <= _MOST_AS_ARRAY or is_full(hessian):
+    if hessian.shape[0] <= SIZES.as_array or is_full(hessian):
         dense = hessian.toarray()
         try:
             factorise(lifted(dense, 1e-12 * size))
             return hessian, False
         except np.linalg.LinAlgError:
-            if len(dense) <= _MOST_AS_ARRAY:
+            if len(dense) <= SIZES.as_array:
                 values, vectors = np.linalg.eigh(dense)
                 return sp.csc_matrix((vectors * np.abs(values)) @ vectors.T), bool(values[0] < -1e-10 * size)
     # Gershgorin's bound: crude, but it needs no factorisation.
@@ -53,12 +54,6 @@ def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
     return hessian + sp.diags(np.maximum(excess, 0.0)), bool(excess.max() > 0)
 
 
-_MOST_AS_ARRAY = 1500
-
-
 def is_full(matrix: sp.csc_matrix) -> bool:
     """Return whether a matrix is so large and full that arrays are the better form for it."""
-    return matrix.shape[0] > SMALLEST_FULL and matrix.nnz > 0.2 * matrix.shape[0] * matrix.shape[1]
-
-
-SMALLEST_FULL = 150
+    return matrix.shape[0] > SIZES.smallest_full and matrix.nnz > SIZES.full * matrix.shape[0] * matrix.shape[1]

@@ -16,6 +16,7 @@ from scipy.linalg import lapack
 from bilevax.model.flat import FlatProblem, LowerDerivatives
 from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.diary import Learning
 
 
@@ -116,7 +117,7 @@ class DenseAlgebra(Learning):
             raise FloatingPointError(str(error)) from error
         if not self.rows.count:
             return DenseFactor(expansion, np.zeros((0, 0)), 0)
-        rounding = _ROUNDING * float(expansion.compliance.ravel()[:: self.rows.count + 1].max())
+        rounding = ALGEBRA.rounding * float(expansion.compliance.ravel()[:: self.rows.count + 1].max())
         factor, failed = lapack.dpotrf(lifted(expansion.compliance, give + rounding).T, clean=0, overwrite_a=True)
         if failed:
             raise FloatingPointError("the compliance is not positive definite")
@@ -135,7 +136,7 @@ class DenseAlgebra(Learning):
         diagonal, mixed_dense, rows = hessian.diagonal(), mixed.toarray(), self.rows.normals(y)
         dense = None if hessian.nnz == np.count_nonzero(diagonal) == len(diagonal) else hessian.toarray()
         if self.lift == 0.0 and self._is_flat(diagonal, dense):
-            self.lift = _LIFT * max(np.abs(diagonal).max(), 1e-3)
+            self.lift = ALGEBRA.lift * max(np.abs(diagonal).max(), 1e-3)
         # The entropy of many shares has a diagonal Hessian: no reason to factorise it.
         plain = dense is None and diagonal.min() > 0
         factor = diagonal + self.lift if plain else factorise_nearly(lifted(hessian.toarray(), self.lift))
@@ -157,18 +158,12 @@ class DenseAlgebra(Learning):
     def _is_flat(self, diagonal: np.ndarray, dense: np.ndarray | None) -> bool:
         """Return whether g is hardly curved along some direction, against where it is not steep near a border."""
         usual = diagonal[self.ordinary]
-        if np.min(diagonal) <= 0 or np.min(usual, initial=np.inf) < _FLAT * np.max(usual, initial=0):
+        if np.min(diagonal) <= 0 or np.min(usual, initial=np.inf) < ALGEBRA.flat * np.max(usual, initial=0):
             return True
         if dense is None:
             return False
         unit = 1 / np.sqrt(np.where(self.ordinary, np.max(usual, initial=0.0), diagonal))
-        return bool(np.linalg.eigvalsh(dense * np.outer(unit, unit))[0] < _FLAT)
-
-
-# Curvature below _FLAT of the largest counts as none, and is replaced by _LIFT of the largest.
-_FLAT = 1e-9
-_LIFT = 1e-6
-_ROUNDING = 1e-14  # of the compliance's diagonal: dependent equalities leave it singular
+        return bool(np.linalg.eigvalsh(dense * np.outer(unit, unit))[0] < ALGEBRA.flat)
 
 
 def _solve(factor: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from bilevax.solvers.default.dense_algebra import DenseAlgebra, Expansion
 from bilevax.solvers.default.domain import Domain
 from bilevax.solvers.default.quadratic_program import solve_qp
 from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.settings import EXACT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DenseLower:
         rows, domain, algebra = self.rows, self.domain, self.algebra
         here, value = self.flat.lower_derivatives(x, y, proven=False), None  # the answer is: at its end
         answer, left = None, np.inf
-        for _ in range(_MAX_NEWTON):
+        for _ in range(EXACT.newton_steps):
             expansion = algebra.expand(here, y, multiplier)  # decides whether g needs a lift
             gradient = algebra.gradient(here, y)
             if not np.isfinite(gradient).all():
@@ -83,15 +84,15 @@ class DenseLower:
             # Newton's method goes on as long as it gains: what is left would show in small differences of Phi.
             if answer is not None and residual > 0.1 * left:
                 return answer
-            if residual <= _ACCURATE:
+            if residual <= EXACT.accurate:
                 answer, left = Answer(target, multiplier, rows.values(x, target)), residual
-                if residual <= _EXACT:
+                if residual <= EXACT.finest:
                     return answer
                 y, here, value = target, there, None
                 continue
             if leaving:
                 if not residual <= 0.9 * self._residual(x, y, here, multiplier, active):
-                    target = domain.bent(y, step, _CAUTIOUS)
+                    target = domain.bent(y, step, EXACT.cautious)
                     there = self.flat.lower_derivatives(x, target)
                 if np.isfinite(there.gradient).all():
                     y, here, value = target, there, None
@@ -129,7 +130,7 @@ class DenseLower:
         upper = (rows.c - rows.B @ x)[:linear]
         lower = np.where(rows.inequality[:linear], -np.inf, upper)
         matrix, start, value_at = sp.csr_matrix(rows.A[:linear]), y, lambda y: self.algebra.value(x, y)
-        for _ in range(_MAX_CONES):
+        for _ in range(EXACT.cones):
             here = self.flat.lower_derivatives(x, y)
             hessian = sp.csc_matrix(here.hessian + self.algebra.lift * sp.eye(len(y)))
             gradient = self.algebra.gradient(here, y)
@@ -172,9 +173,3 @@ class DenseLower:
             bounds = (np.where(self.rows.inequality[active], 0.0, -np.inf), np.inf)
             multiplier[active] = lsq_linear(normals[active].T, pull, bounds, method="bvls", tol=1e-14).x
         return multiplier
-
-
-_ACCURATE, _EXACT = 1e-10, 1e-14  # KKT residuals that an answer needs, and from which on it cannot get better
-_MAX_NEWTON = 60
-_MAX_CONES = 30
-_CAUTIOUS = 3.0  # distances to a border shrink twentyfold

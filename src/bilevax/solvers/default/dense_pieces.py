@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.division import positive
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.cholesky import refined_solver
 from bilevax.solvers.default.complementarity import independent_rows
@@ -21,6 +22,7 @@ from bilevax.solvers.default.exact_descent import Step
 from bilevax.solvers.default.exact_point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
 from bilevax.solvers.default.quadratic_program import solve_qp
 from bilevax.solvers.default.rows import stack_rows
+from bilevax.solvers.default.settings import EXACT, SIZES
 from bilevax.solvers.default.upper_set import UpperSet
 
 
@@ -35,7 +37,7 @@ class DenseTrust:
     @property
     def exhausted(self) -> bool:
         """Whether the region has shrunk to nothing."""
-        return self.radius <= 1e-12 * self.size
+        return self.radius <= EXACT.least_radius * self.size
 
     def after_success(self, length: float, gain: float) -> "DenseTrust":
         """Return a larger region where its size was what limited the step."""
@@ -49,7 +51,7 @@ class DenseTrust:
 class DensePieces:
     """The pieces of Phi of one problem, for `exact_descent`."""
 
-    resolution = 1e-14
+    resolution = EXACT.dense_resolution
     lands_anywhere = True
     inset = 0.0
 
@@ -68,7 +70,7 @@ class DensePieces:
         if answer is None:
             return None
         violation = np.where(self.rows.inequality, answer.values, np.abs(answer.values)).max(initial=0.0)
-        if violation > 1e-8 * (1 + np.abs(answer.y).max(initial=0.0)):
+        if violation > EXACT.feasible * (1 + np.abs(answer.y).max(initial=0.0)):
             return None
         value = self.flat.value("upper", x, answer.y)
         return ExactPoint(x, answer.y, answer.multiplier, -answer.values, value) if np.isfinite(value) else None
@@ -92,7 +94,7 @@ class DensePieces:
         Of dependent active constraints a basis is kept as equations. The rest count as biactive, so that their
         multipliers may change: multipliers that are not unique need no readings of their own.
         """
-        sides = classify(point, self.units(point), self.rows.inequality, _BIACTIVE_MARGIN)
+        sides = classify(point, self.units(point), self.rows.inequality, EXACT.biactive)
         active = np.flatnonzero(sides == ACTIVE)
         basis = independent_rows(self._expand(point).compliance, active)
         sides[np.setdiff1d(active[self.rows.inequality[active]], basis)] = BIACTIVE
@@ -146,9 +148,6 @@ def dense_pieces(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarra
     )
     ordinary = np.isinf(domain.low) & np.isinf(domain.high)
     return DensePieces(flat, upper, DenseAlgebra(flat, rows, ordinary), domain)
-
-
-_BIACTIVE_MARGIN = 1e-7  # multipliers and slacks up to this, in their units, are zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +216,7 @@ class _Model:
         flat, all_rows = pieces.flat, pieces.rows
         n_x, size = flat.n_x, flat.n_x + flat.n_y
         simple = pieces.algebra.lift == 0.0 and not all_rows.balls and not flat.lagrangian_varies
-        if size > _FEW_VARIABLES and all_rows.count <= flat.n_y and simple:
+        if size > SIZES.directions and all_rows.count <= flat.n_y and simple:
             # In the space of x and all multipliers it is computed once: an elimination then costs a sixth.
             whole = pieces.in_rows(expansion, flat.lagrangian_hessian(x, y, weight))
             free, bound = np.concatenate([np.arange(n_x), n_x + biactive]), n_x + active
@@ -262,7 +261,7 @@ class _Model:
         slack = point.slack - reduction.value_x @ d + reduction.value_theta @ theta
         end = ExactPoint(point.x + d, y, multiplier, slack, point.value)
         steepest = 1 + float(np.linalg.norm(reduction.gradient_x))
-        slope = predicted / max(float(np.linalg.norm(d)), 1e-300) / steepest
+        slope = predicted / positive(float(np.linalg.norm(d))) / steepest
         return Step(end, sides, predicted, float(np.abs(d).max(initial=0.0)), slope)
 
     def _program(self, reduction: Reduction) -> tuple[np.ndarray, np.ndarray, float] | None:
@@ -297,7 +296,7 @@ class _Model:
         gradient = np.concatenate([reduction.gradient_x, reduction.gradient_theta])
         hessian = convex_model(reduction.hessian)
         # Balanced units: steps and multipliers in multiples of what the model makes of them.
-        steepness = max(np.abs(gradient).max(initial=0.0), 1e-300)
+        steepness = positive(np.abs(gradient).max(initial=0.0))
         unit = 1 / np.sqrt(np.maximum(np.diag(hessian) / steepness, 1 / radius))
         if steps.balls:
             unit[:] = 1.0
@@ -314,6 +313,3 @@ class _Model:
         v = solved * unit
         predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
         return v[:n_x], np.maximum(v[n_x:], -point.multiplier[reduction.biactive]), predicted
-
-
-_FEW_VARIABLES = 400  # up to so many the directions of y are the cheaper way to second derivatives

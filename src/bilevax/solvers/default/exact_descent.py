@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bilevax.solvers.default.exact_point import ExactPoint, Units, torn
+from bilevax.solvers.default.settings import EXACT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +95,13 @@ class Pieces(Protocol):
         ...
 
 
-def exact_descent(
-    pieces: Pieces, point: ExactPoint, rtol: float, iterations: int = 100
-) -> Iterator[tuple[ExactPoint, bool]]:
+def exact_descent(pieces: Pieces, point: ExactPoint, rtol: float) -> Iterator[tuple[ExactPoint, bool]]:
     """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left."""
     trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
-    for _ in range(iterations):
+    for _ in range(EXACT.iterations):
         size = 1 + abs(point.value)
-        rounding, worth = pieces.resolution * size, 1e-5 * rtol * size
-        last_look = crawled == _MAX_CRAWL
+        rounding, worth = pieces.resolution * size, EXACT.worth * rtol * size
+        last_look = crawled == EXACT.crawl
         seen = _look(pieces, point, trust, rtol, [] if last_look else pieces.readings(point))
         if seen.step is None and seen.settled:
             seen = _look(pieces, point, trust, rtol, pieces.other_readings(point), worth * last_look)
@@ -111,7 +110,7 @@ def exact_descent(
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
         if finished or (last_look and trial is None):
             break
-        if step is None or trial is None or not point.value - trial.value >= 1e-3 * step.predicted - rounding:
+        if step is None or trial is None or not point.value - trial.value >= EXACT.poor * step.predicted - rounding:
             trust, slope = trust.after_failure(np.inf if step is None else step.length), np.inf
             finished = step is not None and step.predicted <= rounding
             if finished or trust.exhausted:
@@ -132,9 +131,6 @@ def exact_descent(
         return
     polished = pieces.polished(point, trust)
     yield point if polished is None else polished, finished
-
-
-_MAX_CRAWL = 3  # steps in a row that gain next to nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +157,11 @@ def _look(
     size, settled, disappointed = 1 + abs(point.value), True, None
     for start, sides in readings:
         model, units, branches, seen = pieces.model(start, trust), pieces.units(start), [sides], set()
-        most = _MAX_PROGRAMS if pieces.lands_anywhere and (sides == 0).sum() <= _FEW_BIACTIVE else _MAX_PROGRAMS // 5
+        most = (
+            EXACT.programs
+            if pieces.lands_anywhere and (sides == 0).sum() <= EXACT.few_biactive
+            else EXACT.programs // 5
+        )
         while branches and len(seen) < most:
             tried = branches.pop()
             if tried.tobytes() in seen:
@@ -178,7 +178,7 @@ def _look(
             both = torn(step.end, units, tried)
             if pieces.lands_anywhere or not both.any():
                 trial = pieces.arrive(step)
-                if trial is not None and point.value - trial.value >= 0.1 * step.predicted - _ROUNDING * size:
+                if trial is not None and point.value - trial.value >= EXACT.good * step.predicted - _ROUNDING * size:
                     return _Look(step, trial, settled)
                 if not both.any():
                     disappointed = disappointed or _Look(step, trial, settled)
@@ -195,7 +195,4 @@ def _look(
     return _Look(None, None, settled) if disappointed is None else disappointed
 
 
-# With many biactive constraints the branches cannot be exhausted: a shorter step is the better answer.
-_MAX_PROGRAMS = 40
-_FEW_BIACTIVE = 12
 _ROUNDING = 1e-14  # the relative decrease of f that its value cannot tell

@@ -9,6 +9,8 @@ import dataclasses
 
 import numpy as np
 
+from bilevax.solvers.default.settings import EXACT
+
 INACTIVE, BIACTIVE, ACTIVE = -1, 0, 1  # the sides of a constraint
 
 
@@ -47,7 +49,4 @@ def classify(point: ExactPoint, units: Units, inequality: np.ndarray, margin: fl
 def torn(end: ExactPoint, units: Units, sides: np.ndarray) -> np.ndarray:
     """Return how far biactive constraints have both multiplier and slack at the end of a step; 0 for all others."""
     part = np.minimum(end.multiplier / units.multiplier, end.slack / units.slack)
-    return np.where((sides == BIACTIVE) & (part > _TORN), part, 0.0)
-
-
-_TORN = 1e-8  # slack and multiplier up to this, in their units, are not both there
+    return np.where((sides == BIACTIVE) & (part > EXACT.torn), part, 0.0)

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 from bilevax.model.flat import FlatProblem
 from bilevax.model.sets import SetRows
 from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.default.upper_set import UpperSet
 
 
 def joint_rows(flat: FlatProblem) -> SetRows:
@@ -33,3 +34,9 @@ def nearest_feasible(flat: FlatProblem, x: np.ndarray, inset: float = 0.0) -> tu
     gradient = np.concatenate([-x, np.zeros(flat.n_y)])
     solved = solve_qp(hessian, gradient, rows.matrix, rows.lower + spare, rows.upper - spare, rows.balls)
     return None if solved is None else (solved[: flat.n_x], solved[flat.n_x :])
+
+
+def settled(flat: FlatProblem, upper: UpperSet, x: np.ndarray) -> np.ndarray:
+    """Return x moved to where the lower level is feasible; x itself where no such point was found."""
+    nearest = nearest_feasible(flat, x)
+    return x if nearest is None else upper.project(nearest[0])

@@ -4,29 +4,27 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bilevax._support.division import positive
 from bilevax.solvers.default.central_path import CentralPath
 from bilevax.solvers.default.cholesky import factorise, solve_factored
 from bilevax.solvers.default.convexify import convex_model
 from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.default.settings import PROGRAMS, SMOOTHING
 from bilevax.solvers.default.smoothing import SmoothPoint
 from bilevax.solvers.default.upper_set import UpperSet
 
-MOST_STEPS = 25
 
-
-def newton_descent(
-    oracle: CentralPath, upper: UpperSet, point: SmoothPoint, iterations: int = MOST_STEPS
-) -> Iterator[SmoothPoint]:
+def newton_descent(oracle: CentralPath, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen a hundredfold."""
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
-    target = max(0.01 * measure(point), 1e-7 * (1 + np.linalg.norm(point.gradient)))
+    target = max(SMOOTHING.newton_fall * measure(point), 1e-7 * (1 + np.linalg.norm(point.gradient)))
     # Less smoothing makes the model good for shorter steps, if anything: a stage starts near where the last one ended.
     radius = min(0.3 * (1 + np.abs(point.x).max(initial=0.0)), 10 * oracle.radius)
-    for _ in range(iterations):
+    for _ in range(SMOOTHING.newton_steps):
         if measure(point) <= target:
             return
         hessian, found = convex_model(oracle.hessian(point)), None
-        for _ in range(_MAX_SHRINKS):
+        for _ in range(SMOOTHING.shrinks):
             step = trust_region_step(upper, point.x, point.gradient, hessian, radius)
             if step is None:
                 return
@@ -49,9 +47,6 @@ def newton_descent(
         yield point
 
 
-_MAX_SHRINKS = 8
-
-
 def trust_region_step(
     upper: UpperSet, x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, radius: float
 ) -> np.ndarray | None:
@@ -61,7 +56,7 @@ def trust_region_step(
         step = box_step(gradient, hessian, low, high)
         if step is not None:
             return step
-    steps, size = upper.rows.around(x), max(np.abs(gradient).max(initial=0.0), 1e-300)
+    steps, size = upper.rows.around(x), positive(np.abs(gradient).max(initial=0.0))
     box = np.full(len(x), radius)
     return solve_qp(
         hessian / size,
@@ -80,7 +75,7 @@ def box_step(gradient: np.ndarray, hessian: np.ndarray, low: np.ndarray, high: n
     """
     model = lambda step: float(gradient @ step + 0.5 * step @ (hessian @ step))
     step, value = np.zeros(len(gradient)), 0.0
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(PROGRAMS.box_rounds):
         slope = gradient + hessian @ step
         free = ~(((step <= low) & (slope > 0)) | ((step >= high) & (slope < 0)))
         if np.abs(slope[free]).max(initial=0.0) <= 1e-10 * np.abs(gradient).max(initial=0.0):
@@ -101,5 +96,4 @@ def box_step(gradient: np.ndarray, hessian: np.ndarray, low: np.ndarray, high: n
     return None
 
 
-_MAX_ROUNDS = 60
 _LENGTHS = 0.5 ** np.arange(12)

@@ -9,10 +9,10 @@ import scipy.sparse.linalg as spl
 from bilevax.solvers.default.conditions import Setting, on_columns, point_at
 from bilevax.solvers.default.exact_point import BIACTIVE, INACTIVE, ExactPoint, classify
 from bilevax.solvers.default.quadratic_program import solve_sparse_qp
-from bilevax.solvers.default.restoration import EXACT
+from bilevax.solvers.default.settings import EXACT, RESTORATION
 
 
-def other_multipliers(setting: Setting, point: ExactPoint, margin: float = 1e-7) -> Iterator[ExactPoint]:
+def other_multipliers(setting: Setting, point: ExactPoint, margin: float = EXACT.biactive) -> Iterator[ExactPoint]:
     """Yield the point with other multipliers: those with the largest and the least ``multiplier' B`` along each x.
 
     With other multipliers other rows are strongly active, and those that no longer are may become inactive. Two links
@@ -34,7 +34,7 @@ def other_multipliers(setting: Setting, point: ExactPoint, margin: float = 1e-7)
     high = np.where(at_low, np.inf, np.where(free, 0.0, np.maximum(-balanced, 0.0)))
     low, high = np.concatenate([low, least]), np.concatenate([high, np.full(len(now), np.inf)])
     used = np.isfinite(low) | np.isfinite(high)
-    weight = sp.eye(len(now), format="csc") * (_NEARBY / units.multiplier)
+    weight = sp.eye(len(now), format="csc") * (RESTORATION.nearby / units.multiplier)
 
     def furthest(along: np.ndarray) -> np.ndarray:
         solved = solve_sparse_qp(weight, -along, matrix[used], low[used], high[used])
@@ -51,14 +51,10 @@ def other_multipliers(setting: Setting, point: ExactPoint, margin: float = 1e-7)
         for sign in (1, -1):
             multiplier = point.multiplier[: rows.general].copy()
             multiplier[active] += furthest(sign * B[:, [index]].toarray().ravel())
-            if np.abs(multiplier).max() > _LARGER * (units.multiplier + np.abs(now).max()):
+            if np.abs(multiplier).max() > RESTORATION.unbounded * (units.multiplier + np.abs(now).max()):
                 continue  # unbounded multipliers: x lies on the border of {x : the lower level is feasible}
             other, miss = point_at(setting, point.x, point.y, multiplier)
             key = classify(other, units, rows.inequality, margin).tobytes()
-            if key not in seen and miss <= EXACT:
+            if key not in seen and miss <= RESTORATION.exact:
                 seen.add(key)
                 yield other
-
-
-_LARGER = 10.0  # than the multipliers at hand: from here on they count as unbounded
-_NEARBY = 1e-8  # how much the nearest of those multipliers is preferred

@@ -14,9 +14,11 @@ import qdldl
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
+from bilevax._support.division import positive
 from bilevax.convex.programs import conic
 from bilevax.solvers.default.cholesky import factorise, factorise_nearly, solve_factored
 from bilevax.solvers.default.complementarity import solve_complementarity
+from bilevax.solvers.default.settings import PROGRAMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ def solve_qp(
         return None
     else:
         v = _sharpen_on_balls(program, *solved) if len(balls) else _sharpen(program, *solved[:2])
-    return v if program.holds(v, 1e-7) else None
+    return v if program.holds(v, PROGRAMS.holds) else None
 
 
 def solve_by_rows(
@@ -93,7 +95,7 @@ def solve_by_rows(
     free = v = -solve_factored(factor, gradient)
     rows, level, inverse = matrix[equal], upper[equal], solve_factored(factor, matrix[equal].T)
     met_above, met_below, active, multiplier = equal, equal, np.ones(equalities, bool), np.zeros(equalities)
-    for turn in range(_MAX_TURNS):
+    for turn in range(PROGRAMS.turns):
         image = matrix @ v
         above, below = (image > upper) & ~met_above, (image < lower) & ~met_below
         found = int(above.sum() + below.sum())
@@ -104,7 +106,7 @@ def solve_by_rows(
         rows, level = np.vstack([rows, fresh]), np.concatenate([level, upper[above], -lower[below]])
         inverse = np.hstack([inverse, solve_factored(factor, fresh.T)])
         compliance, beyond = rows @ inverse, rows @ free - level
-        unit = max(np.abs(beyond).max(), 1e-300)  # steps near the end are tiny, and as exact as others
+        unit = positive(np.abs(beyond).max())  # steps near the end are tiny, and as exact as others
         inequality, active = np.arange(len(rows)) >= equalities, np.concatenate([active, np.ones(found, bool)])
         solved = solve_complementarity(compliance, beyond / unit, inequality, active)
         if solved is None:
@@ -121,12 +123,9 @@ def solve_by_rows(
         return None
     push = rows.T @ multiplier
     size = np.abs(gradient).max(initial=0.0) + np.abs(push).max(initial=0.0)
-    stationary = np.abs(hessian @ v + gradient + push).max(initial=0.0) <= 1e-10 * size
-    pressing = np.all(multiplier[equalities:] >= -1e-10 * np.abs(multiplier).max(initial=0.0))
-    return v if stationary and pressing and program.holds(v, 1e-10) else None
-
-
-_MAX_TURNS = 30
+    stationary = np.abs(hessian @ v + gradient + push).max(initial=0.0) <= PROGRAMS.proof * size
+    pressing = np.all(multiplier[equalities:] >= -PROGRAMS.proof * np.abs(multiplier).max(initial=0.0))
+    return v if stationary and pressing and program.holds(v, PROGRAMS.proof) else None
 
 
 def solve_sparse_qp(
@@ -148,8 +147,8 @@ def nearest_on_rows(
     unit = 1 / np.sqrt(weights)
     scaled = sp.csr_matrix(matrix @ sp.diags(unit))
     v, met = start, np.zeros(len(lower), bool)
-    for _ in range(_MAX_MEETINGS):
-        image, slack = matrix @ v, _MET * (1 + np.abs(v).max(initial=0.0))
+    for _ in range(PROGRAMS.meetings):
+        image, slack = matrix @ v, PROGRAMS.met * (1 + np.abs(v).max(initial=0.0))
         touched = ~met & ((image <= lower + slack) | (image >= upper - slack))
         broken = ~met & ((image < lower) | (image > upper))
         if not (broken if met.any() else touched).any():
@@ -157,14 +156,14 @@ def nearest_on_rows(
         met |= touched
         rows, goal = scaled[met], np.where(image - lower < upper - image, lower, upper)[met]
         size, count = len(start), rows.shape[0]
-        whole = sp.bmat([[sp.eye(size), rows.T], [None, -_SOFT * sp.eye(count)]], format="csc")
+        whole = sp.bmat([[sp.eye(size), rows.T], [None, -PROGRAMS.soft * sp.eye(count)]], format="csc")
         try:
             factor = qdldl.Solver(sp.csc_matrix(whole), upper=True)
         except RuntimeError:
             return None
         step, miss = np.zeros(size), goal - matrix[met] @ start
         left, multiplier = miss, np.zeros(count)
-        for _ in range(_MAX_REFINEMENTS):
+        for _ in range(PROGRAMS.refinements):
             answer = factor.solve(np.concatenate([-step - rows.T @ multiplier, left]))
             step, multiplier = step + answer[:size], multiplier + answer[size:]
             left = miss - rows @ step
@@ -174,12 +173,6 @@ def nearest_on_rows(
         if not np.abs(left).max(initial=0.0) <= slack:
             return None
     return None
-
-
-_MAX_MEETINGS = 6
-_MET = 1e-9  # a row this close is an equation
-_SOFT = 1e-11  # regularisation, taken out by refinement
-_MAX_REFINEMENTS = 10
 
 
 def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray]:
@@ -192,12 +185,12 @@ def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray]:
     v, nu = np.zeros(size), np.zeros(fixed)
     slack, multiplier = np.maximum(right, 1.0), np.ones(count)
     scale_dual, scale_primal = 1 + np.abs(gradient).max(initial=0.0), 1 + np.abs(right).max(initial=0.0)
-    for _ in range(80):
+    for _ in range(PROGRAMS.interior_steps):
         dual = hessian @ v + gradient + rows.T @ multiplier + equations.T @ nu
         primal, level_gap = rows @ v + slack - right, equations @ v - level
         average = float(slack @ multiplier) / max(count, 1)
         worst = max(np.abs(primal).max(initial=0.0), np.abs(level_gap).max(initial=0.0)) / scale_primal
-        if np.abs(dual).max() <= 1e-11 * scale_dual and worst <= 1e-11 and average <= 1e-13:
+        if np.abs(dual).max() <= PROGRAMS.interior * scale_dual and worst <= PROGRAMS.interior and average <= 1e-13:
             break
         try:
             solve = _saddle_solver(hessian + (rows.T * (multiplier / slack)) @ rows, equations)
@@ -275,7 +268,7 @@ def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
         cones.append(clarabel.SecondOrderConeT(1 + count))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = PROGRAMS.interior
     settings.direct_solve_method = "qdldl"  # several times faster than what Clarabel chooses for such sparse matrices
     everything = sp.vstack(parts, format="csc") if program.balls else picked.tocsc()
     if not cones:  # Clarabel wants at least one row.
@@ -302,7 +295,7 @@ def _sharpen(program: _Program, v: np.ndarray, side: np.ndarray) -> np.ndarray:
     """Solve with the active rows as equations; keep the result if its signs and rows are right."""
     hessian, matrix = program.hessian, program.matrix
     active = program.equal | (side != 0)
-    if active.sum() + len(v) > 2500:
+    if active.sum() + len(v) > PROGRAMS.most_to_sharpen:
         return v
     rows = matrix[active].toarray() if sp.issparse(matrix) else matrix[active]
     dense = hessian.toarray() if sp.issparse(hessian) else np.asarray(hessian)
@@ -316,7 +309,7 @@ def _sharpen(program: _Program, v: np.ndarray, side: np.ndarray) -> np.ndarray:
         return v
     sharp, multiplier = np.split(solution, [len(v)])
     wrong_sign = np.any(multiplier * side[active] < -1e-8)
-    return v if wrong_sign or not program.holds(sharp, 1e-10) else sharp
+    return v if wrong_sign or not program.holds(sharp, PROGRAMS.proof) else sharp
 
 
 def _sharpen_on_balls(
@@ -328,7 +321,7 @@ def _sharpen_on_balls(
     1e-11, which leaves its minimiser to 1e-6.
     """
     active, rough = program.equal | (side != 0), v
-    if active.sum() + len(v) > 1000:
+    if active.sum() + len(v) > PROGRAMS.most_to_sharpen_on_balls:
         return v
     gaps = lambda v: np.array([np.linalg.norm(v[b.index] - b.center) - b.radius for b in program.balls])
     radii = np.array([ball.radius for ball in program.balls])
@@ -339,7 +332,7 @@ def _sharpen_on_balls(
     hessian = program.hessian.toarray() if sp.issparse(program.hessian) else np.asarray(program.hessian)
     level = np.where(side < 0, program.lower, program.upper)[active]
     multiplier, weight = multipliers[active], of_balls[touched]
-    for _ in range(_MAX_SHARPENING):
+    for _ in range(PROGRAMS.sharpening):
         normals = np.zeros((len(balls), len(v)))
         bent = hessian.copy()
         for normal, ball, part in zip(normals, balls, weight, strict=True):
@@ -362,10 +355,7 @@ def _sharpen_on_balls(
         v, multiplier, weight = v + along, multiplier + of_rows, weight + of_weights
         if np.abs(along).max(initial=0.0) <= 1e-15 * (1 + np.abs(v).max(initial=0.0)):
             break
-    inside = np.all(gaps(v) <= 1e-12 * (1 + radii)) and program.holds(v, 1e-10)
+    inside = np.all(gaps(v) <= 1e-12 * (1 + radii)) and program.holds(v, PROGRAMS.proof)
     signed = np.all(multiplier * side[active] >= -1e-8) and np.all(weight >= 0)
     near = np.abs(v - rough).max(initial=0.0) <= 1e-3 * (1 + np.abs(rough).max(initial=0.0))
     return v if inside and signed and near else rough
-
-
-_MAX_SHARPENING = 8

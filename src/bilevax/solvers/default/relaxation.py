@@ -12,9 +12,10 @@ import scipy.sparse as sp
 
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.cholesky import lifted
-from bilevax.solvers.default.convexify import SMALLEST_FULL, convexified, is_full
+from bilevax.solvers.default.convexify import convexified, is_full
 from bilevax.solvers.default.feasible import joint_rows
 from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
+from bilevax.solvers.default.settings import RELAXATION, SIZES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class HighPoint:
 
     def bounds(self, value: float) -> bool:
         """Return whether this value of Phi attains the bound, so that no x can do better."""
-        return self.bound and value - self.value <= 1e-9 * (1 + abs(self.value))
+        return self.bound and value - self.value <= RELAXATION.attained * (1 + abs(self.value))
 
 
 def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> HighPoint | None:
@@ -39,20 +40,20 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
     rows, point = joint_rows(flat), np.concatenate([x, y])
     value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
     value, convex, known, hessian, dense = value_at(point), True, None, None, None
-    for _ in range(_MAX_STEPS):
+    for _ in range(RELAXATION.steps):
         here = point[: flat.n_x], point[flat.n_x :]
         gradient = np.concatenate(flat.gradients("upper", *here))
         curvature = flat.upper_hessian(*here)
-        large = curvature.nnz + rows.matrix.nnz > _MOST_ENTRIES
+        large = curvature.nnz + rows.matrix.nnz > RELAXATION.most_entries
         if curvature is not known:
             if large and (known is not None or not is_full(curvature)):
                 return None  # dearer than the whole search
             hessian, shifted = convexified(curvature)
-            suits = not rows.balls and (is_full(curvature) or SMALLEST_FULL < len(point) <= _FEW)
+            suits = not rows.balls and (is_full(curvature) or SIZES.smallest_full < len(point) <= RELAXATION.few)
             dense = (hessian.toarray(), rows.matrix.toarray()) if suits else None
             known, convex = curvature, convex and not shifted
-        reach = _REACH * (1 + np.abs(point).max(initial=0.0))
-        trace = _TRACE * (1 + np.abs(gradient).max()) / reach
+        reach = RELAXATION.reach * (1 + np.abs(point).max(initial=0.0))
+        trace = RELAXATION.trace * (1 + np.abs(gradient).max()) / reach
         steps = rows.around(point)
         step = None
         if dense is not None:
@@ -63,7 +64,7 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
         if step is None or np.abs(step).max(initial=0.0) > reach:
             return None
         slope = float(gradient @ step)
-        if -slope <= _LEAST_DECREASE * (1 + abs(value)):
+        if -slope <= RELAXATION.least_decrease * (1 + abs(value)):
             # The last Newton step is below what f can show, and makes the point accurate.
             point = point + step
             return HighPoint(point[: flat.n_x], point[flat.n_x :], value, convex)
@@ -75,11 +76,3 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
         else:
             return HighPoint(*here, value, False)
     return None
-
-
-_MAX_STEPS = 60
-_REACH = 1e4  # farther away than this many times the point's own size counts as unbounded
-_TRACE = 1e-8  # of curvature, so that every step is bounded
-_LEAST_DECREASE = 1e-12  # of f, relative: less ends the search
-_FEW = 600  # up to so many variables arrays are no loss even where they hold zeros
-_MOST_ENTRIES = 1_000_000

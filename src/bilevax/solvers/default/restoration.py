@@ -10,28 +10,23 @@ import scipy.sparse.linalg as spl
 from bilevax.solvers.default.conditions import Setting, conditions, on_columns, point_at
 from bilevax.solvers.default.exact_point import ACTIVE, INACTIVE, ExactPoint
 from bilevax.solvers.default.quadratic_program import nearest_on_rows, solve_sparse_qp
-
-EXACT = 1e-9  # how far the KKT conditions may be off, relative to the sizes of x and the multipliers
+from bilevax.solvers.default.settings import RESTORATION
 
 
 def restore(setting: Setting, guess: ExactPoint, sides: np.ndarray) -> ExactPoint | None:
     """Return the nearest point of the piece with these sides; None where it has none near."""
     point, miss = _on_sides(setting, guess.x, guess.y, guess.multiplier, sides)
     best, before = None, [np.inf, np.inf]
-    for _ in range(_MAX_RESTORING):
+    for _ in range(RESTORATION.steps):
         if miss > 0.5 * before[-2]:
             break  # near a solution Newton's method is fast
-        best = point if miss <= EXACT else None
-        nearer = None if miss <= _FINEST else _nearer(setting, point, sides, 0.5 * miss)
+        best = point if miss <= RESTORATION.exact else None
+        nearer = None if miss <= RESTORATION.finest else _nearer(setting, point, sides, 0.5 * miss)
         if nearer is None:
             break
         before.append(miss)
         point, miss = nearer
     return None if best is None else _on_rows(setting, best, sides)
-
-
-_MAX_RESTORING = 10
-_FINEST = 1e-12
 
 
 def _nearer(setting: Setting, point: ExactPoint, sides: np.ndarray, wanted: float) -> tuple[ExactPoint, float] | None:

@@ -1,8 +1,7 @@
 """Descent on a smoothed Phi while the smoothing shrinks, whatever does the smoothing.
 
 An *oracle* returns a smoothed objective with its gradient at any x, whether the lower level is feasible there or not.
-There are three: `central_path` and `sparse_path`, which factorise, and `first_order`, which only applies the problem's
-operators.
+There are two: `central_path`, which factorises, and `first_order`, which only applies the problem's operators.
 """
 
 import dataclasses
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from bilevax._support.division import positive
+from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.default.upper_set import UpperSet
 from bilevax.solvers.diary import Diary
 
@@ -130,9 +131,9 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
     stiff = oracle.tighten(point)
     if stiff is None:
         return Stage(point, None)
-    if stiff.multiplier.max(initial=0.0) > 3 * point.multiplier.max(initial=0.0):
+    if stiff.multiplier.max(initial=0.0) > SMOOTHING.growing * point.multiplier.max(initial=0.0):
         # Multipliers that grow as the softness shrinks tell that the lower level is infeasible at x: kappa was too low.
-        kappa = max(5 * point.smoothing.kappa, oracle.price(point))
+        kappa = max(SMOOTHING.dearer * point.smoothing.kappa, oracle.price(point))
         return Stage(point, point, dataclasses.replace(point.smoothing, kappa=kappa))
     return Stage(point, *oracle.advance(point, stiff), ended=True, steps=steps)
 
@@ -140,7 +141,7 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
 class History:
     """Limited-memory BFGS pairs."""
 
-    def __init__(self, memory: int = 10):
+    def __init__(self, memory: int = SMOOTHING.memory):
         self.memory = memory
         self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -167,12 +168,14 @@ class History:
         return -inside(q)
 
 
-def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint, iterations: int = 40) -> Iterator[SmoothPoint]:
+def smooth_descent(
+    oracle: Oracle, upper: UpperSet, point: SmoothPoint, iterations: int = SMOOTHING.steps
+) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen twentyfold."""
     history, values = History(), [point.value]
     measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
-    target = 0.05 * max(measure(point), 1e-6 * (1 + np.linalg.norm(point.gradient)))
-    for _ in range(iterations):
+    target = SMOOTHING.fall * max(measure(point), 1e-6 * (1 + np.linalg.norm(point.gradient)))
+    for _ in range(SMOOTHING.steps):
         if measure(point) <= target:
             return
         normals = upper.normals(point.x, point.gradient)
@@ -181,8 +184,8 @@ def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint, iteratio
         direction = history.direction(point.gradient, normals)
         if not history.pairs or direction @ inside > -1e-8 * np.linalg.norm(direction) * np.linalg.norm(inside):
             history.pairs.clear()
-            direction = -inside * 0.1 * radius / max(np.linalg.norm(inside), 1e-300)
-        direction = direction * min(1.0, radius / max(np.linalg.norm(direction), 1e-300))
+            direction = -inside * 0.1 * radius / positive(np.linalg.norm(inside))
+        direction = direction * min(1.0, radius / positive(np.linalg.norm(direction)))
         found = _search(oracle, upper, point, direction, max(values[-5:]))
         if found is None:
             if not history.pairs:
@@ -211,7 +214,7 @@ def _search(
         x = upper.project(point.x + length * direction)
         trial = oracle.evaluate(x, point.smoothing, point)
         vague += trial is not None and not trial.accurate
-        if vague > _MAX_VAGUE:
+        if vague > SMOOTHING.vague:
             return None  # each of them has spent all the work it was allowed
         decrease = float(point.gradient @ (x - point.x))
         if trial is not None and trial.accurate:
@@ -224,6 +227,3 @@ def _search(
             curvature = np.inf
         length *= np.clip(-decrease / (2 * curvature), 0.1, 0.5) if 0 < curvature < np.inf else 0.25
     return None
-
-
-_MAX_VAGUE = 3

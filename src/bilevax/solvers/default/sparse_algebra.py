@@ -19,6 +19,7 @@ import scipy.sparse as sp
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
 from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.diary import Learning
 
 
@@ -30,7 +31,7 @@ class SparseAlgebra(Learning):
     """Factors of K. The order of elimination is found once for a sparsity of H."""
 
     State = SparseState
-    shifts = (1e-13, 1e-8)  # of K's diagonal, relative, and taken out by refinement: the second where the first fails
+    shifts = ALGEBRA.shifts
 
     def __init__(self, flat: FlatProblem, rows: LowerRows):
         self.flat, self.rows = flat, rows
@@ -59,7 +60,7 @@ class SparseAlgebra(Learning):
         ``unit`` is the typical stiffness. The factor is good until the next one is made: they share their memory.
         """
         rows, hessian = self.rows, there.hessian
-        stiffness = np.bincount(rows.column, 1 / give[rows.bounds], minlength=self.flat.n_y) + _TRACE * unit
+        stiffness = np.bincount(rows.column, 1 / give[rows.bounds], minlength=self.flat.n_y) + ALGEBRA.trace * unit
         if self._layout is None or not self._layout.fits(hessian):
             self._solver, self._layout = None, _Layout(hessian, self.A)
         # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular.
@@ -122,7 +123,7 @@ class SparseFactor:
         # One product tells whether refinement is needed: a random mixture of the answers against that of the sides.
         weights = np.random.default_rng(0).choice([-1.0, 1.0], count)
         mixture = right @ weights
-        if not np.abs(self._times(weights @ answers) - mixture).max() <= _POOR * np.abs(mixture).max():
+        if not np.abs(self._times(weights @ answers) - mixture).max() <= ALGEBRA.poor * np.abs(mixture).max():
             for index, column in enumerate(right.T.toarray()):
                 answers[index] = np.concatenate(self._solve(column))
         return answers
@@ -131,7 +132,7 @@ class SparseFactor:
         self._check()
         solution = self.solver.solve(right)
         residual = right - self._times(solution)
-        for _ in range(_MAX_REFINEMENTS):
+        for _ in range(ALGEBRA.refinements):
             better = solution + self.solver.solve(residual)
             left = right - self._times(better)
             if not np.abs(left).max(initial=0.0) < 0.7 * np.abs(residual).max(initial=0.0):
@@ -176,8 +177,3 @@ class _Layout:
         entries = np.concatenate([hessian.data[self.upper], diagonal, self.rows])
         self.matrix.data = np.bincount(self.where, entries, minlength=self.matrix.nnz)
         return self.matrix
-
-
-_MAX_REFINEMENTS = 30
-_POOR = 1e-9  # a residual from which on solutions with K are refined
-_TRACE = 1e-10  # of curvature, so that K is quasi-definite for merely convex g

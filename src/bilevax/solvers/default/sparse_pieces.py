@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.division import positive
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.central_lower import CentralLower
 from bilevax.solvers.default.conditions import conditions, point_at
@@ -20,6 +21,7 @@ from bilevax.solvers.default.exact_point import BIACTIVE, ExactPoint, Units, cla
 from bilevax.solvers.default.other_multipliers import other_multipliers
 from bilevax.solvers.default.quadratic_program import solve_sparse_qp
 from bilevax.solvers.default.restoration import restore
+from bilevax.solvers.default.settings import EXACT, RESTORATION
 from bilevax.solvers.default.upper_set import UpperSet
 
 
@@ -33,26 +35,26 @@ class SparseTrust:
 
     radius: float
     rtol: float
-    drag: float = 1e-2
+    drag: float = EXACT.first_drag
     curved: bool = False
     failed: bool = False
 
     @property
     def exhausted(self) -> bool:
         """Whether no more drag is worth trying."""
-        return self.drag >= _MOST_DRAG
+        return self.drag >= EXACT.most_drag
 
     @property
     def crawling(self) -> bool:
         """Whether a step that gains next to nothing is no fault of the drag."""
-        return self.failed or self.drag <= _LEAST_DRAG
+        return self.failed or self.drag <= EXACT.least_drag
 
     def after_success(self, length: float, gain: float) -> "SparseTrust":
         """Return less drag, and a larger region where its size was what limited the step."""
         return SparseTrust(
             rtol=self.rtol,
             radius=2 * self.radius if length >= 0.9 * self.radius else self.radius,
-            drag=max(0.1 * self.drag, _LEAST_DRAG),
+            drag=max(0.1 * self.drag, EXACT.least_drag),
             # Close to the end only second derivatives tell how far to go.
             curved=self.curved or gain <= self.rtol,
         )
@@ -63,19 +65,15 @@ class SparseTrust:
         return SparseTrust(radius, self.rtol, 10 * self.drag, not self.curved, failed=True)
 
 
-# The proximal weight is on x and y and, a hundred times smaller, on the multipliers.
-_LEAST_DRAG, _MOST_DRAG = 1e-6, 1e3
-
-
 class SparsePieces:
     """The pieces of Phi of one problem, for `exact_descent`."""
 
-    resolution = 1e-11
+    resolution = EXACT.sparse_resolution
     lands_anywhere = False
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, central: CentralLower):
         self.flat, self.upper, self.central, self.rows = flat, upper, central, central.rows
-        self.inset = _INSET * central.slack_scale
+        self.inset = RESTORATION.inset * central.slack_scale
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> ExactPoint | None:
         """Return an exact point at x, or next to it where the lower level is only just feasible; None where it fails.
@@ -91,7 +89,7 @@ class SparsePieces:
             if nearer is None:
                 break
             point = nearer
-        if point.barrier > _ROUGH * units.multiplier * units.slack:
+        if point.barrier > RESTORATION.rough * units.multiplier * units.slack:
             return None
         found = ExactPoint(x, point.y, point.multiplier, point.slack, np.inf)
         return restore(self, found, classify(found, units, self.rows.inequality, 0.0))
@@ -112,13 +110,13 @@ class SparsePieces:
 
     def readings(self, point: ExactPoint) -> Iterator[tuple[ExactPoint, np.ndarray]]:
         """Yield the point with the sides of its constraints, with and without a margin for biactive ones."""
-        for margin in (BIACTIVE_MARGIN, 0.0):
+        for margin in (EXACT.biactive, 0.0):
             yield point, classify(point, self.units(), self.rows.inequality, margin)
 
     def other_readings(self, point: ExactPoint) -> Iterator[tuple[ExactPoint, np.ndarray]]:
         """Yield the same x and y with other multipliers, where they are not unique."""
         for other in other_multipliers(self, point):
-            yield other, classify(other, self.units(), self.rows.inequality, BIACTIVE_MARGIN)
+            yield other, classify(other, self.units(), self.rows.inequality, EXACT.biactive)
 
     def model(self, point: ExactPoint, trust: SparseTrust) -> "_Model":
         """Return the model of f around a point."""
@@ -132,18 +130,13 @@ class SparsePieces:
 
     def polished(self, point: ExactPoint, trust: SparseTrust) -> ExactPoint | None:
         """Return where the model's last step leads, if f is the same there: its slope tells digits that f cannot."""
-        last = dataclasses.replace(trust, drag=_LEAST_DRAG, curved=True)
+        last = dataclasses.replace(trust, drag=EXACT.least_drag, curved=True)
         rounding = self.resolution * (1 + abs(point.value))
-        step = self.model(point, last).solve(classify(point, self.units(), self.rows.inequality, BIACTIVE_MARGIN))
+        step = self.model(point, last).solve(classify(point, self.units(), self.rows.inequality, EXACT.biactive))
         if step is None or abs(step.predicted) > rounding:
             return None
         trial = self.arrive(step)
         return trial if trial is not None and trial.value <= point.value + rounding else None
-
-
-_INSET = 1e-8  # an interior point needs an interior
-_ROUGH = 1e-6  # the largest barrier, in natural units, from which the active constraints can be read off
-BIACTIVE_MARGIN = 1e-7  # multipliers and slacks up to this, in their units, are zero
 
 
 class _Model:
@@ -164,7 +157,7 @@ class _Model:
         It minimises ``gradient d + d hessian d / 2`` over d = (dx, dy) and the multipliers, the latter proximal.
         """
         pieces, point, flat = self.pieces, self.point, self.pieces.flat
-        piece, drag = conditions(pieces, point, sides, self.trust.radius), 1e-2 * self.trust.drag
+        piece, drag = conditions(pieces, point, sides, self.trust.radius), EXACT.drag_on_multipliers * self.trust.drag
         general = pieces.rows.general
         whole = sp.block_diag([self.hessian, drag * sp.eye(general)], format="csc")[piece.moving][:, piece.moving]
         proximal = -drag * point.multiplier[:general] / pieces.central.multiplier_scale
@@ -179,7 +172,7 @@ class _Model:
         along = np.concatenate([dx, end.y - point.y])
         predicted = -float(self.gradient @ along + 0.5 * along @ (self.hessian @ along))
         steepest = 1 + float(np.linalg.norm(self.gradient[: flat.n_x]))
-        slope = predicted / max(float(np.linalg.norm(dx)), 1e-300) / steepest
+        slope = predicted / positive(float(np.linalg.norm(dx))) / steepest
         return Step(end, sides, predicted, float(np.abs(dx).max(initial=0.0)), slope)
 
 
@@ -187,8 +180,5 @@ def _sizes(gradient: np.ndarray, curvature: np.ndarray, n_x: int) -> np.ndarray:
     """Return the size of the derivatives of f in x and in y, one for all entries of each: many of y may be small."""
     steep = np.maximum(np.abs(gradient), np.abs(curvature))
     parts = steep[:n_x].max(initial=0.0), steep[n_x:].max(initial=0.0)
-    least = _SMALLEST_SHARE * (1 + max(parts))
+    least = EXACT.smallest_share * (1 + max(parts))
     return np.repeat([max(part, least) for part in parts], [n_x, len(gradient) - n_x])
-
-
-_SMALLEST_SHARE = 1e-4

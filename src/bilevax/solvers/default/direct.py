@@ -1,0 +1,153 @@
+"""The direct search: smoothing on the central path, exact pieces to finish, by dense or by sparse linear algebra."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Generator, Iterator
+
+import numpy as np
+
+from bilevax.model.flat import FlatProblem
+from bilevax.solvers.base import Snapshot
+from bilevax.solvers.default.central_lower import CentralLower
+from bilevax.solvers.default.central_path import Barrier, CentralPath
+from bilevax.solvers.default.dense_algebra import DenseAlgebra
+from bilevax.solvers.default.dense_pieces import dense_pieces
+from bilevax.solvers.default.exact_point import ExactPoint
+from bilevax.solvers.default.feasible import nearest_feasible
+from bilevax.solvers.default.newton import newton_descent
+from bilevax.solvers.default.phases import AnyPieces, descend, land, snapshot
+from bilevax.solvers.default.relaxation import HighPoint, high_point_relaxation
+from bilevax.solvers.default.rows import stack_rows
+from bilevax.solvers.default.settings import SIZES, SMOOTHING
+from bilevax.solvers.default.smoothing import Followed, follow, smooth_descent
+from bilevax.solvers.default.sparse_algebra import SparseAlgebra
+from bilevax.solvers.default.sparse_pieces import SparsePieces
+from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.diary import Diary
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct:
+    """A direct search by one kind of linear algebra.
+
+    ``path`` returns the smoothed objective from the start, which may be known exactly; ``follow`` descends along it.
+    """
+
+    pieces: AnyPieces
+    path: Callable[[ExactPoint | None], CentralPath]
+    follow: Callable[[CentralPath], Iterator[Followed]]
+
+    def search(
+        self, x: np.ndarray, y: np.ndarray, rtol: float, multipliers: np.ndarray | None, diary: Diary
+    ) -> Iterator[Snapshot]:
+        """Yield a snapshot after each step; the last one is the answer."""
+        pieces, start = self.pieces, None
+        if pieces.lands_anywhere or multipliers is not None:
+            start = yield from diary.phase("start", _arrive(pieces, x, y, multipliers))
+            if start is None:
+                yield _nearest(pieces, x, y)
+                return
+        elif diary.empty:  # large: one basin, and its smoothing needs no exact start
+            yield Snapshot(x, y, "start", np.inf, exact=False)
+        basins = {"start": start}
+        if multipliers is None:
+            landed = None
+            if start is not None:
+                relaxed, landed = diary.once("high-point relaxation", functools.partial(_high_point, pieces, start))
+                if relaxed is not None and landed is not None and relaxed.bounds(landed.value):
+                    yield snapshot(landed, "high-point relaxation")._replace(final=True, converged=True)
+                    return
+            end = yield from self._smooth(x, y, start, diary)
+            basins = {"smooth descent": end, "start": start, "high-point relaxation": landed}
+        best, converged = start, False
+        for name, basin in basins.items():
+            if basin is not None:
+                descent = descend(pieces, basin, rtol)
+                point, finished = yield from diary.phase(f"exact descent from {name}", descent)
+                if best is None or (finished, -point.value) > (converged, -best.value):
+                    best, converged = point, finished
+        if best is None:
+            yield _nearest(pieces, x, y)
+        else:
+            yield snapshot(best, "answer")._replace(final=True, converged=converged)
+
+    def _smooth(
+        self, x: np.ndarray, y: np.ndarray, start: ExactPoint | None, diary: Diary
+    ) -> Generator[Snapshot, None, ExactPoint | None]:
+        """Follow the smoothed minimiser; return the exact point it leads to, None where it stays at an exact start."""
+        reached = (x, y) if start is None else (start.x, start.y)
+        if self.pieces.rows.inequality.any():
+            for step in self.follow(diary.learner(functools.partial(self.path, start))):
+                reached = step.point.x, step.point.y
+                if step.is_step:
+                    yield Snapshot(*reached, "smooth descent", step.point.value, exact=False)
+        if start is not None and np.array_equal(reached[0], start.x):
+            return None
+        return diary.once("landing", functools.partial(land, self.pieces, *reached))
+
+
+def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, diary: Diary) -> Direct:
+    """Return the search by dense linear algebra."""
+    pieces = dense_pieces(flat, upper, x, y)
+    algebra = diary.learner(lambda: pieces.algebra)
+    if pieces.lower.domain.bounded:  # on the central path the borders of the domain are bounds like others
+        rows = stack_rows(flat, *flat.y_rows.intervals(), sparse=False)
+        algebra = diary.learner(lambda: DenseAlgebra(flat, rows, pieces.algebra.ordinary))
+    lower = diary.learner(lambda: CentralLower(flat, algebra.rows, algebra))
+
+    def path(start: ExactPoint | None) -> CentralPath:
+        assert start is not None
+        # The first smoothing is large against the constraints' own slacks and multipliers.
+        inequality, there = pieces.rows.inequality, flat.lower_derivatives(start.x, start.y)
+        pull = np.abs(pieces.algebra.gradient(there, start.y)).max(initial=0.0)
+        multiplier = max(start.multiplier[inequality].max(), 1e-3 * pull, 1e-6)
+        slack = np.median(np.abs(start.slack[inequality])) + 1e-3
+        compliance = np.diag(pieces.algebra.expand(there, start.y, start.multiplier).compliance)[inequality].mean()
+        first = Barrier(SMOOTHING.barrier * multiplier * slack, SMOOTHING.softness * float(compliance), kappa=0.0)
+        return CentralPath(lower, lower.start(start.x, start.y), first)
+
+    return Direct(pieces, path, lambda path: follow(path, upper, SMOOTHING.stages, diary))
+
+
+def sparsely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, diary: Diary) -> Direct:
+    """Return the search by sparse linear algebra."""
+    rows = stack_rows(flat, *flat.y_rows.intervals(), sparse=True)
+    lower = diary.learner(lambda: CentralLower(flat, rows, SparseAlgebra(flat, rows)))
+
+    def path(start: ExactPoint | None) -> CentralPath:
+        central = lower.start(x, y)
+        multiplier, slack = lower.multiplier_scale, lower.slack_scale
+        barrier, softness = (
+            SMOOTHING.sparse_barrier * multiplier * slack,
+            SMOOTHING.sparse_softness * slack / multiplier,
+        )
+        return CentralPath(lower, central, Barrier(barrier, softness, kappa=0.0))
+
+    few = flat.n_x <= SIZES.newton
+    descent, patience = (newton_descent, SMOOTHING.newton_steps) if few else (smooth_descent, np.inf)
+    stages = lambda path: follow(path, upper, SMOOTHING.sparse_stages, diary, descent, patience)
+    return Direct(SparsePieces(flat, upper, lower), path, stages)
+
+
+def _arrive(
+    pieces: AnyPieces, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray | None
+) -> Generator[Snapshot, None, ExactPoint | None]:
+    """Return the exact start; an earlier answer, known by its multipliers, tells which constraints are active."""
+    start = None if multipliers is None else pieces.resume(x, y, multipliers)
+    start = land(pieces, x, y) if start is None else start
+    if start is not None:
+        yield snapshot(start, "start")
+    return start
+
+
+def _nearest(pieces: AnyPieces, x: np.ndarray, y: np.ndarray) -> Snapshot:
+    """Return the answer where no exact point was found: the nearest (x, y) that satisfies the rows, if there is one."""
+    nearest = nearest_feasible(pieces.flat, x, pieces.inset)
+    x, y = (x, y) if nearest is None else (pieces.upper.project(nearest[0]), nearest[1])
+    return Snapshot(x, y, "answer", np.inf, final=True)
+
+
+def _high_point(pieces: AnyPieces, start: ExactPoint) -> tuple[HighPoint | None, ExactPoint | None]:
+    """Return the minimiser of the high-point relaxation, and the exact point at its x."""
+    relaxed = high_point_relaxation(pieces.flat, start.x, start.y)
+    return relaxed, None if relaxed is None else land(pieces, relaxed.x, relaxed.y)

@@ -1,0 +1,161 @@
+"""What steers the default method: one record for each of its parts. Nobody has to change them.
+
+Numbers that merely tell rounding from zero in a formula stay with the formula.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Which linear algebra suits a problem, in numbers of variables or rows."""
+
+    largest_dense: int = 6000  # matrices are dense up to here
+    smallest_sparse: int = 1500  # from here on sparse, if their entries are few
+    entries: float = 20.0  # a variable or row has in a matrix that counts as sparse
+    full: float = 0.2  # share of entries from which on an array is the better form of a matrix
+    smallest_full: int = 150  # below, a matrix is no better as an array
+    eigenvalues: int = 400  # up to here a nonconvex dense Hessian is made convex by its eigenvalues
+    as_array: int = 1500  # up to here a sparse Hessian is made convex as an array
+    directions: int = 400  # up to here the directions of y are the cheaper way to the second derivatives of a piece
+    newton: int = 1000  # entries of x up to which second derivatives of the smoothed objective pay
+
+
+@dataclasses.dataclass(frozen=True)
+class Central:
+    """Newton's method for the lower level on its central path."""
+
+    newton_steps: int = 120
+    halvings: int = 30  # of a step that leaves the domain of g
+    reach: float = 0.995  # share of the way to the boundary that a step may go
+    predicted_reach: float = 0.9  # the same for a start predicted along the tangent
+    centring: float = 0.1  # share of the mean product that a step aims at, after a step that was not cut short
+    short: float = 0.3  # a step cut to less is followed by one that centres
+    dual: float = 1e-9  # residuals that a central point may have, relative: of the gradient of the Lagrangian,
+    primal: float = 1e-10  # of the constraints,
+    products: float = 1e-3  # and of multiplier * slack against the barrier
+
+
+@dataclasses.dataclass(frozen=True)
+class Algebra:
+    """Factorisations of the lower level's KKT matrix."""
+
+    flat: float = 1e-9  # curvature of g below this share of the largest counts as none,
+    lift: float = 1e-6  # and is replaced by this share of it
+    rounding: float = 1e-14  # of the compliance's diagonal, added to it: dependent equalities leave it singular
+    trace: float = 1e-10  # of the typical stiffness, added to sparse K: it is quasi-definite for merely convex g
+    shifts: tuple[float, ...] = (1e-13, 1e-8)  # of sparse K's diagonal, taken out by refinement: one, else the other
+    refinements: int = 30
+    poor: float = 1e-9  # a residual from which on solutions with sparse K are refined
+
+
+@dataclasses.dataclass(frozen=True)
+class Smoothing:
+    """How much is smoothed, and how a stage is minimised."""
+
+    stages: int = 6
+    sparse_stages: int = 5
+    tightening: float = 0.1  # of barrier and softness, from stage to stage
+    barrier: float = 10.0  # the first one, against multipliers and slacks of an exact start,
+    softness: float = 1e-3  # and against the mean compliance
+    sparse_barrier: float = 1e-3  # the first one against typical multipliers and slacks,
+    sparse_softness: float = 1e-5  # and against their ratio: more of it led networks into worse basins
+    price: float = 2.0  # of violated rows, against the upper quartile of their marginal values
+    growing: float = 3.0  # multipliers that grow by this, when the softness shrinks, tell of an infeasible lower level;
+    dearer: float = 5.0  # the price then grows by this
+    memory: int = 10  # pairs of the quasi-Newton method
+    steps: int = 40  # of the quasi-Newton method in a stage
+    fall: float = 0.05  # of the projected gradient, which ends a stage
+    newton_steps: int = 25  # of Newton's method in a stage; a stage that needs them all is the last
+    newton_fall: float = 0.01  # of the projected gradient, which ends a stage of Newton's method
+    shrinks: int = 8  # of the trust region of one Newton step
+    vague: int = 3  # evaluations in a line search that may spend all the work they are allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """The exact lower level, and the descent on the pieces of Phi."""
+
+    accurate: float = 1e-10  # KKT residual that an answer of the dense lower level needs,
+    finest: float = 1e-14  # and from which on it cannot get better
+    newton_steps: int = 60  # of the dense lower level
+    cones: int = 30  # programs for a lower level with balls, where Newton's method fails
+    cautious: float = 3.0  # distances to a border of g's domain shrink by at most exp(this) after a failure
+    feasible: float = 1e-8  # violation that an exact point may have, relative
+    biactive: float = 1e-7  # multipliers and slacks up to this, in their units, are zero
+    torn: float = 1e-8  # slack and multiplier up to this, in their units, are not both there
+    iterations: int = 100
+    programs: int = 40  # at one point, if biactive constraints are few; else a fifth of it
+    few_biactive: int = 12
+    crawl: int = 3  # steps in a row that gain next to nothing end a descent
+    worth: float = 1e-5  # times rtol: a relative decrease that is more than next to nothing
+    good: float = 0.1  # share of the predicted decrease that a step is taken for at once,
+    poor: float = 1e-3  # and that it needs to be taken at all
+    dense_resolution: float = 1e-14  # relative decrease of f that dense programs can tell,
+    sparse_resolution: float = 1e-11  # and sparse ones
+    least_radius: float = 1e-12  # of a dense trust region, relative to x
+    first_drag: float = 1e-2  # proximal weight of sparse programs, on x and y,
+    drag_on_multipliers: float = 1e-2  # and of that, on the multipliers
+    least_drag: float = 1e-6
+    most_drag: float = 1e3
+    smallest_share: float = 1e-4  # of the larger part, that the smaller of x and y has in the drag
+
+
+@dataclasses.dataclass(frozen=True)
+class Restoration:
+    """Bringing a point of a sparse problem back to its piece."""
+
+    exact: float = 1e-9  # KKT residual that an exact point may have, relative
+    finest: float = 1e-12  # and from which on it is not brought nearer
+    steps: int = 10
+    most_of_the_way: float = 0.8  # to a bound of y, for a step on whose way
+    bent: float = 2.0  # the curvature of g changes by this factor
+    rough: float = 1e-6  # the largest barrier, in natural units, from which active constraints can be read off
+    inset: float = 1e-8  # of the typical slack: where the lower level needs an interior
+    unbounded: float = 10.0  # times the multipliers at hand: others that large count as unbounded
+    nearby: float = 1e-8  # how much the nearest of other multipliers is preferred
+
+
+@dataclasses.dataclass(frozen=True)
+class Relaxation:
+    """The high-point relaxation."""
+
+    steps: int = 60
+    reach: float = 1e4  # times the point's own size: a step farther than that counts as unbounded
+    trace: float = 1e-8  # of curvature, so that every step is bounded
+    least_decrease: float = 1e-12  # of f, relative: less ends it
+    attained: float = 1e-9  # how near Phi comes to the bound, relative, where it is attained
+    few: int = 600  # variables up to which arrays are no loss even where they hold zeros
+    most_entries: int = 1_000_000  # in sparse matrices: more are dearer than the whole search
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Quadratic programs and linear complementarity problems."""
+
+    turns: int = 30  # rounds in which violated rows join a program
+    proof: float = 1e-10  # KKT residual of a program solved by its rows
+    holds: float = 1e-7  # violation that the answer of a program may have, relative
+    interior: float = 1e-11  # tolerance of interior points
+    interior_steps: int = 80
+    most_to_sharpen: int = 2500  # variables and active rows
+    most_to_sharpen_on_balls: int = 1000
+    sharpening: int = 8  # Newton steps on balls
+    meetings: int = 6  # rounds in which rows become equations for the nearest point on rows
+    met: float = 1e-9  # a row this close is an equation
+    soft: float = 1e-11  # regularisation of that system, taken out by
+    refinements: int = 10
+    pivots: int = 40  # of the primal-dual active-set method
+    zero: float = 1e-11  # values and multipliers of complementarity problems that count as zero, relative
+    contradiction: float = 1e-8  # a gap that no multiplier closes, relative: the rows contradict each other
+    box_rounds: int = 60  # of projected Newton steps in a box
+
+
+SIZES = Sizes()
+CENTRAL = Central()
+ALGEBRA = Algebra()
+SMOOTHING = Smoothing()
+EXACT = Exact()
+RESTORATION = Restoration()
+RELAXATION = Relaxation()
+PROGRAMS = Programs()

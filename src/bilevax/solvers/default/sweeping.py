@@ -1,0 +1,59 @@
+"""The search without factorisations: smoothing by the sweeps of `first_order`, exact pieces where the size allows."""
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from bilevax.model.flat import FlatProblem
+from bilevax.solvers.base import Snapshot
+from bilevax.solvers.default.dense_pieces import dense_pieces
+from bilevax.solvers.default.feasible import settled
+from bilevax.solvers.default.first_order import PairOracle
+from bilevax.solvers.default.phases import descend, land, snapshot
+from bilevax.solvers.default.settings import SMOOTHING
+from bilevax.solvers.default.smoothing import follow
+from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.diary import Diary
+
+
+def search_by_sweeps(
+    flat: FlatProblem, dense: bool, upper: UpperSet, x: np.ndarray, y: np.ndarray, rtol: float, diary: Diary
+) -> Iterator[Snapshot]:
+    """Yield a snapshot after each step; the last one is the answer.
+
+    If ``dense`` matrices are possible, it tries after each stage to finish exactly, and stops once that works.
+    """
+    if diary.empty:
+        yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
+    pieces = dense_pieces(flat, upper, x, y) if dense else None
+    if pieces is not None:
+        diary.learner(lambda: pieces.algebra)
+    oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
+    best, converged, last, stages = None, False, None, 0
+    for step in follow(oracle, upper, SMOOTHING.stages, diary):
+        last, stages = step.point, stages + step.ended
+        if step.is_step:
+            yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
+        if pieces is None or not step.ended:
+            continue
+        landed = diary.once(f"landing {stages}", functools.partial(land, pieces, last.x, last.y))
+        if landed is None:
+            continue
+        descent = descend(pieces, landed, rtol, oracle.sweeps)
+        point, finished = yield from diary.phase(f"exact descent {stages}", descent)
+        again = best is not None and abs(point.value - best.value) <= 1e-9 * (1 + abs(best.value))
+        if best is None or (finished, -point.value) > (converged, -best.value):
+            best, converged = point, finished
+        if (converged or again) and best.value <= oracle.promise(last):
+            break
+    sweeps = diary.once("sweeps", lambda: oracle.sweeps)
+    if best is not None:
+        yield snapshot(best, "answer", sweeps)._replace(final=True, converged=converged)
+    elif last is None:
+        yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=sweeps)
+    else:
+        # Softened rows leave x slightly beyond where the lower level is feasible.
+        x = settled(flat, upper, last.x)
+        answer = Snapshot(x, last.y, "answer", last.value, exact=False, final=True, sweeps=sweeps)
+        yield answer._replace(converged=stages == SMOOTHING.stages)
