@@ -1,9 +1,10 @@
 """``TOLERANCES``: all thresholds that decide what a certificate says, in one record.
 
-The record has three parts, each where it is used, and each an extension of the one before: `ConvexTolerances` for a
-convex program, `ExactTolerances` for the lower level and Phi at a point, and `Tolerances` for the certificate. Numbers
-that only limit the work (how many branches, how many points) are in the packages' ``settings``. All lengths, slopes and
-multipliers are in natural units (see `bilevax.model.scales`), in which 1 is the size of an ordinary term.
+The record has three parts, each defined where it is used, and each an extension of the one before:
+`bilevax.convex.tolerances.ConvexTolerances` for a convex program, `bilevax.exact.tolerances.ExactTolerances` for the
+lower level and Phi at a point, and `Tolerances` for the certificate. Numbers that only limit the work (how many
+branches, how many points) are in the packages' ``settings``. All lengths, slopes and multipliers are in natural units
+(see `bilevax.model.scales`), in which 1 is the size of an ordinary term.
 """
 
 import dataclasses
