@@ -1,7 +1,7 @@
 """A deadline that work at any depth can look at, so that one long step does not outlast the user's time limit.
 
-Every evaluation of a problem (`derivatives`) and every linear or conic program (`programs`) looks at it; so does what
-loops without either.
+Every evaluation of a problem (`derivatives`) and every linear or conic program (`programs`) checks it, and so do loops
+without either.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def deadline(at: float) -> contextlib.AbstractContextManager[None]:
 
 
 def unlimited() -> contextlib.AbstractContextManager[None]:
-    """Lift the deadline for what runs inside: where nothing could catch `OutOfTime`."""
+    """Lift the deadline for what runs inside, for use where nothing could catch `OutOfTime`."""
     return _ending(float("inf"))
 
 
@@ -44,16 +44,16 @@ def remaining() -> float:
 
 
 def check(needed: float = 0.0) -> None:
-    """Raise `OutOfTime` if the deadline has passed, or will have in as many seconds as the next step is known to need.
+    """Raise `OutOfTime` if fewer seconds are left than the next step needs.
 
-    What cannot be interrupted is better not begun.
+    A step that cannot be interrupted had better not begin without them.
     """
     if remaining() <= needed:
         raise OutOfTime
 
 
 def in_time(work: Callable[[], Result]) -> Result | None:
-    """Return what some work comes to; None if the deadline passes first."""
+    """Return the result of some work; None if the deadline passes first."""
     try:
         return work()
     except OutOfTime:

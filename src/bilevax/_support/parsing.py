@@ -1,11 +1,11 @@
-"""Reading text files line by line: what a malformed line is told."""
+"""Reading text files line by line, with errors that name the file and the line."""
 
 from pathlib import Path
 from typing import NoReturn
 
 
 def text(path: Path) -> str:
-    """Return what a text file holds; a `ValueError` with its name where it holds something else."""
+    """Return what a text file holds; raise a `ValueError` that names the file if it is not text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -13,12 +13,12 @@ def text(path: Path) -> str:
 
 
 def refuse(path: Path, line: int, expected: str, came: str) -> NoReturn:
-    """Raise a `ValueError` with the file and the line, what came and what was expected."""
+    """Raise a `ValueError` that names the file and the line, what was expected and what came instead."""
     raise ValueError(f"{path}, line {line}: expected {expected}, got {came!r}.")
 
 
 def number(word: str, path: Path, line: int, expected: str) -> float:
-    """Return a word as a number, or refuse the line."""
+    """Return a word as a number, or raise the `ValueError` of `refuse`."""
     try:
         return float(word)
     except ValueError:
@@ -26,7 +26,7 @@ def number(word: str, path: Path, line: int, expected: str) -> float:
 
 
 def integer(word: str, path: Path, line: int, expected: str) -> int:
-    """Return a word as a whole number, or refuse the line."""
+    """Return a word as a whole number, or raise the `ValueError` of `refuse`."""
     try:
         return int(word)
     except ValueError:

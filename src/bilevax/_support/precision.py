@@ -1,10 +1,10 @@
-"""`float64`: double precision inside, and nothing of it left behind for the user's own code, whatever it runs in.
+"""`float64`: double precision inside a context, without any effect on the user's own code outside of it.
 
 JAX remembers each NumPy array that a traced function closes over, in the precision of the moment, by the array's
 identity alone and for as long as a compiled function holds it (``canonicalize_value`` in jaxlib 0.10). A matrix that
 was traced under ``jax.enable_x64`` is then handed as float64 to programs compiled for float32, which fail
 (``RuntimeProgramInputMismatch``), and one that the user's own code compiled in float32 before comes back rounded under
-``enable_x64``, without a word. Both end where the precision belongs to what is remembered.
+``enable_x64``, without a word. Neither happens if JAX remembers arrays by identity and precision, as it does here.
 """
 
 import contextlib

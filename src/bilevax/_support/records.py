@@ -1,7 +1,7 @@
 """Nested records as JSON and arrays, and back: every bit is kept, and reading them runs no code of the file's choosing.
 
-Records are instances of bilevax's own classes, told by their names. Else there may be numbers, strings, None, tuples,
-lists, dictionaries, arrays of NumPy and JAX, sparse matrices and random generators.
+Records are instances of bilevax's own classes, which are stored by name. They may hold each other, numbers, strings,
+None, tuples, lists, dictionaries, arrays of NumPy and JAX, sparse matrices and random generators.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-_SPARSE = {kind.__name__: kind for kind in (sp.csc_matrix, sp.csr_matrix, sp.csc_array, sp.csr_array)}
+_SPARSE_KINDS = {kind.__name__: kind for kind in (sp.csc_matrix, sp.csr_matrix, sp.csc_array, sp.csr_array)}
 
 
 def encode(value: Any, arrays: list[np.ndarray]) -> Any:
@@ -29,7 +29,7 @@ def encode(value: Any, arrays: list[np.ndarray]) -> Any:
         return {kind.__name__: inside(value)}
     if kind is dict:
         return {"dict": [inside(pair) for pair in value.items()]}
-    if kind.__name__ in _SPARSE:
+    if kind.__name__ in _SPARSE_KINDS:
         return {
             "sparse": kind.__name__,
             "shape": value.shape,
@@ -58,7 +58,7 @@ def decode(code: Any, arrays: list[np.ndarray]) -> Any:
         case {"dict": pairs}:
             return dict(inside(pair) for pair in pairs)
         case {"sparse": kind, "shape": shape, "parts": parts}:
-            return _SPARSE[kind](tuple(inside(parts)), shape=tuple(shape))
+            return _SPARSE_KINDS[kind](tuple(inside(parts)), shape=tuple(shape))
         case {"random": state}:
             random = np.random.default_rng(0)
             random.bit_generator.state = state

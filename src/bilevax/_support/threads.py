@@ -1,4 +1,4 @@
-"""One BLAS thread for matrices that one factorises within a second.
+"""One BLAS thread for matrices that are factorised within a second.
 
 On a busy machine threads that wait for each other lose more than they can gain: two cores at a load of six took forty
 times as long on two threads as on one for a Cholesky factorisation of 1000 rows, three times for one of 4000 rows.
@@ -11,7 +11,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-_SMALL = 3000
+_MOST_ROWS_ON_ONE_THREAD = 3000
 
 
 @functools.cache
@@ -20,5 +20,5 @@ def _controller() -> ThreadpoolController:
 
 
 def blas_threads(size: int) -> AbstractContextManager[Any]:
-    """Return a context in which linear algebra on matrices of about ``size`` rows uses as many threads as pay off."""
-    return _controller().limit(limits=1 if size <= _SMALL else None, user_api="blas")
+    """Return a context in which linear algebra on matrices of about ``size`` rows uses one thread if they are small."""
+    return _controller().limit(limits=1 if size <= _MOST_ROWS_ON_ONE_THREAD else None, user_api="blas")

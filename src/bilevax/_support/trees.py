@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees of arrays, where `jax.tree` alone would be noisy."""
+"""Arithmetic on pytrees of arrays, and their conversion to vectors and text."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def is_concrete(value: Any) -> bool:
-    """Return whether the numbers can be looked at."""
+    """Return whether a value has numbers, unlike a tracer of JAX."""
     return not isinstance(value, Tracer)
 
 

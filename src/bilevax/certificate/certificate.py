@@ -14,6 +14,7 @@ from bilevax._support.threads import blas_threads
 from bilevax._support.trees import summarise
 from bilevax.certificate.challenge import Challenge, Descent, challenge
 from bilevax.certificate.convexity import Evidence, LowerConvexity, lower_convexity
+from bilevax.certificate.settings import CERTIFICATE
 from bilevax.certificate.stationarity import Stationarity, measure
 from bilevax.certificate.status import Status
 from bilevax.certificate.tolerances import TOLERANCES
@@ -52,19 +53,20 @@ class Certificate:
     value_range
         The least and the largest f over the minimisers of the lower level at x, of which ``value`` is one.
     value_error
-        A bound on how far ``value`` may be from Phi(x), since y is known only so well.
+        A bound on how far ``value`` may be from Phi(x), as y is known to a limited accuracy only.
     value_unit
-        How large a change of f is an ordinary one: f's natural unit (see `bilevax.model.scales`).
+        f's natural unit: the size of an ordinary change of f (see `bilevax.model.scales`).
     x_infeasibility
         Distance of x from X.
     hypergradient
         The gradient of Phi at x, or None where Phi has none (a kink, a border).
     stationarity, stationarity_test
-        The slope of Phi that is left, relative to the slopes of its pieces, kinks and borders included, and the test
+        The slope of Phi that is left, relative to the slopes of its pieces, at kinks and borders too, and the test
         that gave it: smooth, strong or hull (see `bilevax.certificate.stationarity`).
     radius
-        How far x would have to move, in natural units, for ``stationarity`` to hold: rows that are active, and
-        multipliers that are zero, only within a margin are so at a point that far away. 0 where no margin was used.
+        How far x would have to move, in natural units, for ``stationarity`` to hold: the rows that are active, and
+        the multipliers that are zero, only within a margin are exactly so at a point that far away. 0 where no margin
+        was used.
     descent
         A point next to x with a smaller Phi, which refutes x, or None.
     challenges
@@ -84,9 +86,9 @@ class Certificate:
     failure
         Why nothing can be proven at x, or None.
     remark
-        More about that: the kink that makes an objective nonsmooth, the point where g is not convex.
+        Details of the failure: the kink that makes an objective nonsmooth, the point where g is not convex.
     complete
-        Whether everything was measured to its end, within the time there was.
+        Whether there was time to measure everything.
     """
 
     value: float
@@ -212,13 +214,12 @@ def certify(
     problem, x
         The problem and the point, in float64 whatever JAX's settings.
     y
-        Somebody's lower-level answer: gives y its structure, helps where the exact solve needs a start, and is compared
-        with its result.
+        A lower-level answer to compare with: it also gives y its structure, and a start to the exact solve where that
+        needs one.
     delta
         Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
     time_limit
-        Seconds after which what is known by then is returned: a certificate that is weaker, not ``complete``, and
-        confirms nothing that it has not proven.
+        Seconds after which what is proven by then is returned: a weaker certificate, which is not ``complete``.
     """
     limit = np.inf if time_limit is None else time.monotonic() + time_limit
     with float64():
@@ -228,9 +229,9 @@ def certify(
 
 
 def certify_flat(user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None) -> Certificate:
-    """Return the certificate of an x, with somebody's y or None, of a problem in the user's units; see `certify`."""
+    """Return the certificate of x, for a flat problem in the user's units; see `certify`."""
     with blas_threads(max(user.n_x, user.n_y, user.rows.A.shape[0])):
-        helpful = y if user.n_y > _MANY else None
+        helpful = y if user.n_y > CERTIFICATE.start_helps else None
         flat = in_time(lambda: equilibrated(user, x, helpful)) or user  # without the time, nothing will be measured
         start = None if y is None else flat.y_flat(y)
         return _certify(flat, flat.x_flat(x), start, None if delta is None else float(delta))
@@ -283,19 +284,16 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
     )
 
 
-_MANY = 2000  # lower-level variables from which a good start is worth more than an answer that does not depend on it
-
-
 def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi:
-    """Return Phi at x; a start for y is used where it is needed, so that the same is proven without it elsewhere."""
-    if start is None or flat.n_y > _MANY:
+    """Return Phi at x; a start for y is used only where the lower level is large or not solved without it."""
+    if start is None or flat.n_y > CERTIFICATE.start_helps:
         return evaluate(flat, x, start)
     cold = evaluate(flat, x)
     return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
 
 
 def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:
-    """Return why nothing can be proven at x, and more about that."""
+    """Return why nothing can be proven at x, and details of it; None if something can."""
     names: dict[Level, str] = {"upper": "the upper objective", "lower": "the lower objective"}
     for level, name in names.items():
         if kinks := flat.properties(level).refused:
@@ -325,13 +323,14 @@ _TOO_LATE = dataclasses.replace(_NOTHING, test="none: out of time")
 
 
 def _unsolved(flat: FlatProblem, start: np.ndarray | None) -> ConvexSolution:
-    """Return what is known of a lower level that there was no time to solve: nothing but where to start."""
+    """Return a placeholder for a lower level that there was no time to solve: its start, with infinite residuals."""
     rows, balls = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0], len(flat.y_rows.balls)
     y = np.zeros(flat.n_y) if start is None else start
     return ConvexSolution(y, np.zeros(rows), np.zeros(balls), Outcome.INACCURATE)
 
 
 def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:
+    """Return Phi(x) - Phi_delta(x); None where ``g + delta f`` has no proven minimiser."""
     weight = flat.penalty(delta)
     penalised = solve_flat(flat, x, lower.y, penalty=weight)
     if penalised.outcome is not Outcome.OPTIMAL:

@@ -1,9 +1,8 @@
-"""The challenge: before a point is confirmed, Phi is evaluated exactly at points around it, and has to be no smaller.
+"""The challenge: an attempt to refute x by exact values of Phi at points around it.
 
-Stationarity is found out from derivatives and active rows at one point. The challenge evaluates Phi itself: along the
-steepest direction of each known piece of Phi, along coordinates and along random directions, at several distances.
-A point next to x with a Phi that is smaller by more than the stated slope and radius allow refutes x, whatever its
-derivatives say.
+Stationarity is measured by derivatives and active rows at one point. The challenge evaluates Phi itself: along the
+steepest descent of each known piece of Phi, along coordinates and along random directions, at several distances. A
+point at which Phi is smaller by more than the measured slope and radius allow refutes x, whatever the derivatives say.
 """
 
 import functools
@@ -18,6 +17,7 @@ from scipy.optimize import nnls
 
 from bilevax._support import clock
 from bilevax._support.clock import in_time
+from bilevax.certificate.settings import CHALLENGE
 from bilevax.certificate.stationarity import Stationarity
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.nearby import Nearby
@@ -26,13 +26,6 @@ from bilevax.exact.phi import Phi, Surroundings, evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.set_rows import SetRows
-
-_MOST_COORDINATES = 8  # so many entries of x are moved one by one, chosen at random where there are more
-_RANDOM_DIRECTIONS = 3
-_MOST_PIECES = 4
-_FEWEST, _WORK = 4, 40_000  # points are tried up to so much work, in variables and rows; so many in any case
-_SMALL_SET = 100_000  # entries of the rows of X up to which they are an array
-_CORRECTIONS = 3  # rounds of adding violated rows, in a projection onto X
 
 
 class Descent(NamedTuple):
@@ -50,11 +43,12 @@ class Challenge(NamedTuple):
 
 
 def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
-    """Try to find a point around x with a Phi that is smaller than what is stated of x allows."""
+    """Look for a point around x whose Phi is smaller than the stationarity measured at x allows."""
     tried, lowest, size, around = 0, None, 1 + abs(here.value), Surroundings(flat, x, here.lower)
     allowed = here.error + TOLERANCES.value_rounding * size + quality.scale * quality.radius
-    slope = quality.scale * max(TOLERANCES.no_slope, 10 * min(quality.value, TOLERANCES.no_slope))
-    most = max(_FEWEST, _WORK // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
+    measured = TOLERANCES.slope_factor * min(quality.value, TOLERANCES.no_slope)
+    slope = quality.scale * max(TOLERANCES.no_slope, measured)
+    most = max(CHALLENGE.fewest_points, CHALLENGE.work // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
     for trial in itertools.islice(_trials(flat, x, quality), most):
         distance = np.abs(trial - x).max(initial=0.0)
         if distance <= TOLERANCES.other_point:
@@ -63,7 +57,7 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
             break
         there = in_time(functools.partial(around.evaluate, trial))
         if there is None:
-            break  # what was found before counts
+            break  # out of time: what was found before counts
         tried += 1
         if not there.solved:
             continue
@@ -82,14 +76,15 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
         for distance in TOLERANCES.steepest_distances:
             yield inside(x - distance * gradient / np.abs(gradient).max())
     count = len(x)
-    chosen = np.arange(count) if count <= _MOST_COORDINATES else random.choice(count, _MOST_COORDINATES, replace=False)
+    most, few = CHALLENGE.coordinates, count <= CHALLENGE.few_coordinates
+    chosen = np.arange(count) if count <= most else random.choice(count, most, replace=False)
     for entry in chosen:
-        for distance in TOLERANCES.coordinate_distances if count <= 3 else (TOLERANCES.coordinate_distance,):
+        for distance in TOLERANCES.coordinate_distances if few else (TOLERANCES.coordinate_distance,):
             for sign in (1.0, -1.0):
                 trial = x.copy()
                 trial[entry] += sign * distance
                 yield inside(trial)
-    for _ in range(_RANDOM_DIRECTIONS if count > 1 else 0):
+    for _ in range(CHALLENGE.random_directions if count > 1 else 0):
         direction = random.standard_normal(count)
         direction /= np.abs(direction).max()
         for distance in TOLERANCES.random_distances:
@@ -98,17 +93,20 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
 
 
 def _steepest(pieces: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    """Return gradients of pieces, and their shortest convex combination, against which all of them descend."""
+    """Return gradients to descend along: those of pieces, and their shortest convex combination.
+
+    All pieces descend against the latter.
+    """
     if len(pieces) > 1:
-        # That the weights add up to 1 is one more equation, with a large factor.
-        system = np.vstack([np.array(pieces).T, np.full(len(pieces), 1e3)])
-        weights = nnls(system, np.r_[np.zeros(len(pieces[0])), 1e3])[0]
+        # That the weights add up to 1 is one more equation of the least squares, with a large weight.
+        system = np.vstack([np.array(pieces).T, np.full(len(pieces), CHALLENGE.sum_weight)])
+        weights = nnls(system, np.r_[np.zeros(len(pieces[0])), CHALLENGE.sum_weight])[0]
         pieces = (weights @ np.array(pieces), *pieces)
-    return [gradient for gradient in pieces[: _MOST_PIECES + 1] if np.any(gradient)]
+    return [gradient for gradient in pieces[: CHALLENGE.pieces + 1] if np.any(gradient)]
 
 
 def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the projection onto X of points around one of its points."""
+    """Return the projection onto X, for points around x."""
     if not rows.balls and np.all(np.diff(rows.matrix.indptr) == 1):
         bounds = rows.intervals()
         return lambda v: np.clip(v, *bounds)
@@ -116,7 +114,7 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
     identity = sp.csc_matrix(sp.eye(len(x)))
     itself = ConvexSolution(x, np.zeros(len(rows.lower)), np.zeros(len(rows.balls)), Outcome.OPTIMAL)
     nearby = Nearby(constraints, itself)
-    small = not rows.balls and rows.matrix.shape[0] * len(x) <= _SMALL_SET
+    small = not rows.balls and rows.matrix.shape[0] * len(x) <= CHALLENGE.dense_entries
     matrix = rows.matrix.toarray() if small else None
 
     def nearest(v: np.ndarray) -> np.ndarray:
@@ -132,12 +130,12 @@ def _projection(rows: SetRows, x: np.ndarray) -> Callable[[np.ndarray], np.ndarr
 
 
 def _onto_violated_rows(rows: SetRows, matrix: np.ndarray, v: np.ndarray) -> np.ndarray | None:
-    """Return the nearest point to v with the rows that v violates as equations, if it is in X.
+    """Return the point nearest to v that satisfies the rows violated by v as equations; None if it is not in X.
 
     ``matrix`` is that of the rows, as an array.
     """
     point, violated = v, np.zeros(len(matrix), bool)
-    for _ in range(_CORRECTIONS):
+    for _ in range(CHALLENGE.projection_rounds):
         image = matrix @ point
         violated |= (image < rows.lower) | (image > rows.upper)
         side = np.clip(matrix[violated] @ v, rows.lower[violated], rows.upper[violated])
@@ -148,10 +146,10 @@ def _onto_violated_rows(rows: SetRows, matrix: np.ndarray, v: np.ndarray) -> np.
 
 
 def falls_forever(problem: BilevelProblem, x: PyTree, y: PyTree, start: PyTree) -> bool:
-    """Return whether Phi falls without end on the ray from ``start`` through x, as far as it is looked at.
+    """Return whether Phi seems to fall without end on the ray from ``start`` through x.
 
-    Phi is evaluated at distances that grow tenfold. It has to fall each time, by at least half of the fall before: a
-    function that levels off does not.
+    Phi is evaluated at distances that grow tenfold, and has to fall from each to the next by at least half of the fall
+    before. The falls of a function that levels off become smaller than that.
     """
     flat = equilibrated(FlatProblem(problem, x, y), x, y)
     point, guess = flat.x_flat(x), flat.y_flat(y)

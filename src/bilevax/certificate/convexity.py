@@ -6,6 +6,8 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
+from bilevax.certificate.settings import CONVEXITY_TEST
+from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import linprog
 from bilevax.exact.lower import constraints_at
 from bilevax.model.analysis import prove_by_hessian
@@ -13,13 +15,9 @@ from bilevax.model.flat import FlatProblem
 
 Evidence = Literal["proven", "tested", "refuted", "unknown"]
 
-_REACH = 10.0  # natural units around y within which an unbounded feasible set is looked at
-_DIRECTIONS = 4  # in which corners of the feasible set are looked for
-_MOST_PROGRAMS = 500  # variables up to which corners are found by linear programs
-
 
 class LowerConvexity(NamedTuple):
-    """What is known of the convexity of g, and the point (in the user's units) at which it is refuted, if it is."""
+    """The evidence that g is convex in y, and the y (in the user's units) at which it is refuted, or None."""
 
     evidence: Evidence
     point: np.ndarray | None = None
@@ -31,7 +29,7 @@ def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerCon
     if facts.convexity == "proven":
         return LowerConvexity("proven")
     if facts.quadratic and (tangent is not None or facts.convexity == "unknown"):
-        # At this x the Hessian is the same for all y; only directions that keep the equality rows count.
+        # At this x the Hessian is the same for all y; only directions along the equality rows count.
         hessian = flat.hessian("lower", "y", "y", x, y)
         reduced = hessian if tangent is None else tangent.T @ (hessian @ tangent)
         verdict = prove_by_hessian(reduced)[0]
@@ -47,12 +45,12 @@ def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerCon
 
 
 def _tangent(flat: FlatProblem) -> np.ndarray | None:
-    """Return the directions of y that keep all equality rows, as columns; None without such rows, or with many y."""
+    """Return a basis of the directions along all equality rows, as columns; None without such rows or with many y."""
     rows = constraints_at(flat, np.zeros(flat.n_x))
     equal = sp.csr_matrix(rows.matrix)[rows.lower == rows.upper]
-    if equal.shape[0] == 0 or flat.n_y > _MOST_PROGRAMS:
+    if equal.shape[0] == 0 or flat.n_y > CONVEXITY_TEST.most_variables:
         return None
-    return scipy.linalg.null_space(equal.toarray(), rcond=1e-12)
+    return scipy.linalg.null_space(equal.toarray(), rcond=TOLERANCES.tangent_rank)
 
 
 def _across(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -60,12 +58,12 @@ def _across(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     rows, random = constraints_at(flat, x), np.random.default_rng(0)
     corners = [y]
     finite = np.isfinite(rows.upper), np.isfinite(rows.lower)
-    if flat.n_y <= _MOST_PROGRAMS:
+    if flat.n_y <= CONVEXITY_TEST.most_variables:
         matrix = sp.vstack([rows.matrix[finite[0]], -rows.matrix[finite[1]]])
         side = np.concatenate([rows.upper[finite[0]], -rows.lower[finite[1]]])
-        for direction in random.standard_normal((_DIRECTIONS, flat.n_y)):
+        for direction in random.standard_normal((CONVEXITY_TEST.directions, flat.n_y)):
             for cost in (direction, -direction):
-                box = np.column_stack([y - _REACH, y + _REACH])
+                box = np.column_stack([y - CONVEXITY_TEST.reach, y + CONVEXITY_TEST.reach])
                 found = linprog(cost, matrix, side, bounds=box, method="highs")
                 if found.status == 0:
                     corners.append(found.x)
@@ -74,5 +72,5 @@ def _across(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         offset = points[:, ball.index] - ball.center
         length = np.maximum(np.linalg.norm(offset, axis=1, keepdims=True), ball.radius)
         points[:, ball.index] = ball.center + offset * ball.radius / length
-    weights = random.dirichlet(np.ones(len(points)), size=4 * len(points))
+    weights = random.dirichlet(np.ones(len(points)), size=CONVEXITY_TEST.points_between * len(points))
     return np.vstack([points, weights @ points])

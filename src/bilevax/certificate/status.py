@@ -1,4 +1,4 @@
-"""`Status`: how a run ended, or why nothing can be proven at a point."""
+"""`Status`: how a run ended, or why nothing can be proven about a point."""
 
 import enum
 

@@ -1,62 +1,58 @@
 """``TOLERANCES``: all thresholds that decide what a certificate says, in one record.
 
-Numbers that only limit the work (how many branches, how many points) stay where the work is done. All lengths, slopes
-and multipliers are in natural units (see `bilevax.model.scales`), in which 1 is the size of an ordinary term.
+The record has three parts, each defined where it is used, and each an extension of the one before:
+`bilevax.convex.tolerances.ConvexTolerances` for a convex program, `bilevax.exact.tolerances.ExactTolerances` for the
+lower level and Phi at a point, and `Tolerances` for the certificate. Numbers that only limit the work (how many
+branches, how many points) are in the packages' ``settings``. All lengths, slopes and multipliers are in natural units
+(see `bilevax.model.scales`), in which 1 is the size of an ordinary term.
 """
 
 import dataclasses
 
-from bilevax.exact.kink import ZERO_MULTIPLIER
-from bilevax.exact.phi import LOWER_TOLERANCE, VALUE_TOLERANCE
-from bilevax.exact.sensitivity import X_MARGIN
+from bilevax.exact.tolerances import ExactTolerances
 
 
 @dataclasses.dataclass(frozen=True)
-class Tolerances:
+class Tolerances(ExactTolerances):
     """The thresholds of a certificate; ``rtol``, for slope and radius, is the user's.
 
     Attributes
     ----------
-    lower
-        The lower level's KKT residuals, and the distance of x from X, are at most this.
-    value
-        The error of Phi(x) is at most this, relative to f's natural unit plus abs(Phi(x)).
     margins
-        A row counts as active, and a multiplier as zero, within these relative margins: tried in turn, since a point
-        found to seven digits lies 1e-7 beside its kink. What a margin assumes is paid for by ``radius``.
-    x_margin
-        A side of X counts as active within this, relative.
+        A row counts as active, and a multiplier as zero, within these relative margins. They are tried in turn, since a
+        point found to seven digits lies 1e-7 beside its kink; ``radius`` says how far x would have to move for what a
+        margin assumes to hold exactly.
     wide_margin
         Margins from here on also apply to the sides of X, in place of ``x_margin``.
     settled
-        A slope and a radius up to this are small enough: no wider margin, no further branch is tried.
+        With a slope and a radius up to this, no wider margin and no further branch is tried.
     exactly_zero
-        Slacks and multipliers up to this are rounding: they need no radius.
+        Slacks and multipliers up to this are rounding: their radius is 0.
     misfit_weight
         A violated condition counts this many times its size, in the strong test and in the radius, where the
         conditions contradict each other.
     independent
         Active rows are independent (LICQ) if their smallest singular value is above this.
     unique_multiplier
-        A multiplier is unique if a random vector of the null space of the rows' transpose is at most this there.
+        A row's multiplier is unique if its entry in a random vector of the null space of the rows' transpose is at
+        most this.
     same_multipliers
-        Multiplier vectors are the same along a direction of x if they differ by at most this, relative.
+        Multiplier vectors are the same along a direction d of x if their ``lambda' b d`` differ by at most this,
+        relative.
     consistent_rows
-        y can follow x with all active rows kept if what is left of the equations is at most this, relative.
+        y can follow x with all active rows kept active if it satisfies their equations to this, relative.
     positive_multiplier
         A multiplier above this, relative to the largest, is positive.
     complementary
-        A row has slack and multiplier at once, in a direction of x, if both are above this, relative.
+        A row gets slack and a multiplier at once, in a direction of x, if both are above this, relative.
     least_norm_residual
         The answer of a least-norm program is used if it satisfies its conditions to this, relative.
     piece_rows
         Rows can be active together on a piece of Phi if their smallest singular value is at least this.
-    piece_zero
-        A multiplier up to this, relative to 1 plus the largest, counts as zero on a piece.
     piece_normal
-        A side of a piece's cone of directions exists if its normal is longer than this.
+        A row bounds a piece's cone of directions if its normal there is longer than this.
     piece_interior
-        A piece exists if its cone of directions holds a ball of more than this.
+        A piece exists if some direction into it, with entries up to 1, is further than this from all sides of its cone.
     piece_multiplier
         In sampling pieces, a multiplier above this, relative to 1 plus the largest, makes its row active.
     same_gradient
@@ -72,7 +68,12 @@ class Tolerances:
     other_point
         A trial point this close to x, after projection onto X, is x itself.
     no_slope
-        A slope of Phi up to this, relative to those of its pieces, refutes nothing.
+        A slope of Phi up to this, relative to those of its pieces, does not refute x,
+    slope_factor
+        nor does one up to this many times the stationarity, as far as that is at most ``no_slope`` itself.
+    tangent_rank
+        Equality rows are independent, in testing convexity along them, if their singular values are above this,
+        relative to the largest.
     value_rounding
         A decrease of Phi up to this, relative to 1 + abs(Phi(x)), is rounding.
     on_x_set
@@ -85,10 +86,7 @@ class Tolerances:
         Each fall along the ray is at least this part of the one before.
     """
 
-    lower: float = LOWER_TOLERANCE
-    value: float = VALUE_TOLERANCE
     margins: tuple[float, ...] = (1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-    x_margin: float = X_MARGIN
     wide_margin: float = 1e-4
     settled: float = 1e-8
     exactly_zero: float = 1e-13
@@ -101,7 +99,6 @@ class Tolerances:
     complementary: float = 1e-7
     least_norm_residual: float = 1e-7
     piece_rows: float = 1e-9
-    piece_zero: float = ZERO_MULTIPLIER
     piece_normal: float = 1e-10
     piece_interior: float = 1e-9
     piece_multiplier: float = 1e-10
@@ -112,6 +109,8 @@ class Tolerances:
     random_distances: tuple[float, ...] = (1e-5, 1e-2)
     other_point: float = 1e-9
     no_slope: float = 1e-5
+    slope_factor: float = 10.0
+    tangent_rank: float = 1e-12
     value_rounding: float = 1e-9
     on_x_set: float = 1e-13
     ray_distances: tuple[float, ...] = (1e1, 1e2, 1e3, 1e4, 1e5, 1e6)

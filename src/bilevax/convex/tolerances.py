@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ConvexTolerances:
-    """Thresholds that decide the `Outcome` of a convex program, and whether its minimiser is unique.
+    """Thresholds that decide the outcome of a convex program, and whether its minimiser is unique.
 
     Attributes
     ----------

@@ -8,22 +8,38 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
 from bilevax.convex.problem import ConvexSolution
+from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.flat import FlatProblem
-
-MAX_DENSE = 4_000_000  # entries up to which rows are an array
 
 
 @dataclasses.dataclass(frozen=True)
 class ActiveRows:
-    """The active lower-level rows, normalised and oriented outward, equal ones merged."""
+    """The active lower-level rows, normalised and oriented outward, equal ones merged.
+
+    Attributes
+    ----------
+    a, b
+        The rows ``a y + b x <= side``, or ``= side`` where ``equality`` says so.
+    multiplier
+        Their multipliers, nonnegative but for equalities.
+    weak
+        Which rows are weakly active (biactive): their multiplier is zero, too, within the margin.
+    zero
+        The size up to which a multiplier counts as zero.
+    slack
+        The slack that is left, at most the margin.
+    count_before_merging
+        How many rows were active before equal ones were merged.
+    """
 
     a: sp.csr_matrix
     b: sp.csr_matrix
     equality: np.ndarray
     multiplier: np.ndarray
-    weak: np.ndarray  # weakly active (biactive): a multiplier of zero, within the margin
-    zero: np.ndarray  # the size up to which a multiplier counts as zero
-    slack: np.ndarray  # the slack that is left, at most the margin
+    weak: np.ndarray
+    zero: np.ndarray
+    slack: np.ndarray
     count_before_merging: int
 
 
@@ -31,7 +47,7 @@ class ActiveRows:
 class Margin:
     """Relative margins within which a row is active: ``coupled`` for rows with x and for X, ``own`` for the rest.
 
-    The slack of a coupled row can be closed by moving x alone: y and its multipliers stay exact.
+    Coupled rows may have a wider margin, since moving x alone closes their slack: y and the multipliers stay exact.
     """
 
     coupled: float
@@ -40,16 +56,30 @@ class Margin:
 
 @dataclasses.dataclass(frozen=True)
 class UnitRows:
-    """All lower-level rows ``lower <= a y + b x <= upper`` at the exact point, of unit length, those of Y last."""
+    """All lower-level rows ``lower <= a y + b x <= upper`` at the exact point, of unit length, those of Y last.
+
+    Attributes
+    ----------
+    a, b, lower, upper
+        The rows.
+    value
+        ``a y + b x``.
+    terms
+        The size of the terms of ``value``, to which a slack is relative.
+    multiplier
+        The multipliers.
+    multiplier_scale
+        The size of the gradient that a multiplier balances, to which it is relative.
+    """
 
     a: sp.csr_matrix
     b: sp.csr_matrix
     lower: np.ndarray
     upper: np.ndarray
-    value: np.ndarray  # a y + b x
-    terms: np.ndarray  # the size of what was added up in a row: a slack counts as zero against it
+    value: np.ndarray
+    terms: np.ndarray
     multiplier: np.ndarray
-    multiplier_scale: np.ndarray  # the size of the gradient that a multiplier balances: it counts as zero against that
+    multiplier_scale: np.ndarray
 
 
 def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRows:
@@ -85,7 +115,7 @@ def _largest_in_row(a: sp.csr_matrix, sizes: np.ndarray) -> np.ndarray:
 
 
 def complementarity_margin(rows: UnitRows) -> float:
-    """Return the smallest of max(slack, multiplier) over the inequality rows: 0 on a kink."""
+    """Return the smallest of max(slack, multiplier), both relative, over the inequality rows: 0 on a kink."""
     slack = np.minimum(rows.upper - rows.value, rows.value - rows.lower)
     inequality = (rows.lower < rows.upper) & np.isfinite(slack)
     larger = np.maximum(slack / rows.terms, np.abs(rows.multiplier) / rows.multiplier_scale)
@@ -96,12 +126,12 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     """Return the rows that are active at y*(x) within relative margins, those of Y and active balls included."""
     a, b, low, high, image, multiplier = rows.a, rows.b, rows.lower, rows.upper, rows.value, rows.multiplier
     tolerance = np.where(np.diff(b.indptr) > 0, margin.coupled, margin.own)
-    # The exact solve may have had to relax the rows by rounding; a row with a positive multiplier is always active.
+    # The exact solve may have relaxed the rows by rounding; a row with a positive multiplier is active in any case.
     near = tolerance * rows.terms + lower.relaxation
     zero = tolerance * rows.multiplier_scale
     at_upper, at_lower = (high - image <= near) | (multiplier > zero), (image - low <= near) | (multiplier < -zero)
     empty = (np.diff(a.indptr) == 0) & (np.diff(b.indptr) == 0)
-    equality = np.isfinite(high) & (high - low <= 1e-12 * (1 + np.abs(high))) & ~empty
+    equality = np.isfinite(high) & (high - low <= EXACT_TOLERANCES.row_equality * (1 + np.abs(high))) & ~empty
     at_upper, at_lower = at_upper & ~equality & ~empty, at_lower & ~equality & ~empty
     order = [np.flatnonzero(equality), np.flatnonzero(at_upper), np.flatnonzero(at_lower)]
     sign = np.concatenate([np.ones(len(order[0])), np.ones(len(order[1])), -np.ones(len(order[2]))])
@@ -139,10 +169,12 @@ def _merge(
 ) -> ActiveRows:
     """Merge equal rows into one, opposite ones into an equality, and drop equalities that follow from others.
 
-    None of it changes the problem.
+    The merged rows allow the same (x, y) as all of them.
     """
     together = sp.csr_matrix(sp.hstack([a, b]))
-    together.data = together.data.round(10) + 0.0  # no negative zeros: rows are compared byte by byte
+    together.data = (
+        together.data.round(EXACT_TOLERANCES.row_digits) + 0.0
+    )  # no negative zeros: rows are compared byte by byte
     together.eliminate_zeros()
     together.sort_indices()
     groups: dict[bytes, int] = {}
@@ -179,17 +211,14 @@ def _merge(
 
 
 def _independent(rows: sp.csr_matrix, equality: np.ndarray) -> np.ndarray:
-    """Return the rows without those equalities that are combinations of others; all where finding out costs much."""
+    """Return which rows are left without equalities that are combinations of others; all where testing costs much."""
     kept, index = np.ones(len(equality), bool), np.flatnonzero(equality)
-    if index.size > 1 and index.size**2 * rows.shape[1] <= _MAX_WORK:
+    if index.size > 1 and index.size**2 * rows.shape[1] <= EXACT_SETTINGS.dependence_work:
         triangle, order = scipy.linalg.qr(rows[index].T.toarray(), mode="r", pivoting=True)
         pivots = np.zeros(index.size)
         pivots[: min(triangle.shape)] = np.abs(np.diag(triangle))
-        kept[index[order[pivots <= 1e-9]]] = False
+        kept[index[order[pivots <= EXACT_TOLERANCES.dependent_row]]] = False
     return kept
-
-
-_MAX_WORK = 1_000_000_000
 
 
 def smallest_singular_value(a: sp.csr_matrix) -> float:
@@ -199,18 +228,18 @@ def smallest_singular_value(a: sp.csr_matrix) -> float:
         return np.inf
     if count > size:
         return 0.0
-    if count * size <= MAX_DENSE:
+    if count * size <= EXACT_SETTINGS.dense_entries:
         return float(np.linalg.svd(a.toarray(), compute_uv=False)[-1])
-    # Inverse iteration on a a': three rounds give the order of magnitude, which is all that LICQ needs.
-    factor = spl.splu(sp.csc_matrix(a @ a.T + 1e-14 * sp.eye(count)))
+    # Inverse iteration on a a': a few rounds give the order of magnitude, which is all that LICQ needs.
+    factor = spl.splu(sp.csc_matrix(a @ a.T + EXACT_SETTINGS.singular_regularisation * sp.eye(count)))
     vector = np.random.default_rng(0).standard_normal(count)
-    for _ in range(3):
+    for _ in range(EXACT_SETTINGS.singular_rounds):
         vector = factor.solve(vector / np.linalg.norm(vector))
     return float(np.linalg.norm(a.T @ vector) / np.linalg.norm(vector))
 
 
 def project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
-    """Return the part of a vector on which all rows vanish."""
+    """Return the projection of a vector onto the null space of the rows."""
     rows = sp.csr_matrix(rows)
     rows.eliminate_zeros()
     single = np.flatnonzero(np.diff(rows.indptr) == 1)
@@ -220,9 +249,10 @@ def project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
     rest = sp.csr_matrix(rows[:, free])
     rest = rest[np.diff(rest.indptr) > 0]
     part, answer = vector[free], np.zeros(len(vector))
-    if rest.shape[0] * rest.shape[1] <= MAX_DENSE:
-        weights = np.linalg.lstsq(rest.T.toarray(), part, rcond=1e-10)[0]
+    if rest.shape[0] * rest.shape[1] <= EXACT_SETTINGS.dense_entries:
+        weights = np.linalg.lstsq(rest.T.toarray(), part, rcond=EXACT_SETTINGS.rows_cutoff)[0]
     else:
-        weights = spl.lsmr(rest.T, part, atol=1e-13, btol=1e-13, maxiter=20_000)[0]
+        accuracy = EXACT_SETTINGS.rows_accuracy
+        weights = spl.lsmr(rest.T, part, atol=accuracy, btol=accuracy, maxiter=EXACT_SETTINGS.rows_iterations)[0]
     answer[free] = part - rest.T @ weights
     return answer

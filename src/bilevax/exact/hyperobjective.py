@@ -1,4 +1,4 @@
-"""Phi at many points: the lower level solved exactly at each of them, and nothing else measured."""
+"""Phi as a function of x: the lower level solved exactly at each point, without a certificate."""
 
 from typing import Any, NamedTuple
 
@@ -15,9 +15,16 @@ from bilevax.model.problem import BilevelProblem, validate
 
 
 class Evaluation(NamedTuple):
-    """Phi at a point: ``value`` is NaN, and ``y`` proves nothing, where the lower level has no proven minimiser.
+    """Phi at a point.
 
-    ``outcome`` says why, and ``infeasibility`` is the smallest relaxation of the rows that has a feasible point.
+    Attributes
+    ----------
+    value, y
+        Phi(x) and the lower level's minimiser. Where none is proven, ``value`` is NaN and ``y`` is not a minimiser.
+    outcome
+        What was found of the lower level.
+    infeasibility
+        The smallest relaxation of the rows for which the lower level is feasible; 0 where it is.
     """
 
     value: float
@@ -56,6 +63,6 @@ class Hyperobjective:
         return Evaluation(value, flat.y_tree(phi.lower.y), outcome, missing)
 
     def upper(self, x: PyTree, y: Any) -> float:
-        """Return f(x, y): what a method reports of a point whose y it has not solved for."""
+        """Return f(x, y), whatever y: the value that a method reports before the lower level is solved exactly."""
         flat = self._flat
         return flat.value("upper", flat.x_flat(x), flat.y_flat(y)) / flat.scales.upper

@@ -1,4 +1,4 @@
-"""A kink of Phi: the optional rows, active on some of the pieces that meet at x, with the required ones eliminated."""
+"""A kink of Phi, where pieces meet: on each of them all required rows are active, and some of the optional ones."""
 
 import dataclasses
 
@@ -6,16 +6,30 @@ import numpy as np
 
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives, solve_kkt
-
-ZERO_MULTIPLIER = 1e-6  # relative to 1 plus the largest: a multiplier up to this counts as zero on a piece
+from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.exact.tolerances import EXACT_TOLERANCES
 
 
 @dataclasses.dataclass(frozen=True)
 class Kink:
-    """The optional rows with the required ones, active on all pieces, eliminated: a piece costs a tiny linear solve.
+    """The optional rows at a kink, with y and the required rows eliminated: a piece costs a tiny linear solve.
 
-    With the required rows kept active, optional row i has ``value = slope_i d`` in direction d of x, and multipliers
-    ``xi`` of the optional rows change the row values by ``-compliance xi`` and the gradient by ``slope' xi``.
+    Attributes
+    ----------
+    gradient
+        The gradient of Phi on the piece without any optional row.
+    slope
+        How the optional rows' values move with x: ``slope d`` in direction d.
+    compliance
+        How multipliers xi of the optional rows change these values: by ``-compliance xi``.
+    response
+        ``a_i w`` of the optional rows, for the adjoint w of ``gradient``: ``H w + a' xi = -grad_y f`` with a the
+        required rows, on which ``a w = 0``.
+    reduced, multiplier
+        The optional rows outside the span of the required ones, in coordinates, and what their multipliers have to add
+        up to there: ``reduced' xi = multiplier``.
+    zero_multiplier
+        The size up to which a multiplier counts as zero.
     """
 
     gradient: np.ndarray
@@ -24,11 +38,11 @@ class Kink:
     response: np.ndarray
     reduced: np.ndarray
     multiplier: np.ndarray
-    fragile_size: float
+    zero_multiplier: float
 
 
 def eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray) -> Kink | None:
-    """Eliminate all rows but the optional ones; None where the others alone do not determine y."""
+    """Eliminate y and the required rows; None where these alone do not determine y."""
     required_a, required_b = active.a[~optional], active.b[~optional]
     optional_a, optional_b = active.a[optional], active.b[optional]
     n_y, required = active.a.shape[1], required_a.shape[0]
@@ -40,11 +54,11 @@ def eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray)
     if solved is None:
         return None
     gradients = point.mixed.T @ solved[:n_y] + required_b.T @ solved[n_y:]
-    # The part of each optional row outside the span of the required ones: tells which sets can balance grad_y g.
+    # The part of each optional row outside the span of the required ones tells which sets can balance grad_y g.
     dense = required_a.toarray()
     reduced = optional_a.toarray()
     if required:
-        reduced = reduced - (np.linalg.lstsq(dense.T, reduced.T, rcond=1e-10)[0].T @ dense)
+        reduced = reduced - (np.linalg.lstsq(dense.T, reduced.T, rcond=EXACT_SETTINGS.rows_cutoff)[0].T @ dense)
     basis = np.linalg.qr(reduced.T)[0]
     reduced = reduced @ basis
     return Kink(
@@ -54,5 +68,5 @@ def eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray)
         response=optional_a @ solved[:n_y, 0],
         reduced=reduced,
         multiplier=reduced.T @ active.multiplier[optional],
-        fragile_size=ZERO_MULTIPLIER * (1 + np.abs(active.multiplier).max(initial=0.0)),
+        zero_multiplier=EXACT_TOLERANCES.piece_zero * (1 + np.abs(active.multiplier).max(initial=0.0)),
     )

@@ -1,4 +1,4 @@
-"""The lower level at x on flat vectors, by a method that shares nothing with the solvers."""
+"""The lower level at x as a convex program on flat vectors, for `convex.minimise`, which the solvers do not use."""
 
 import numpy as np
 

@@ -23,8 +23,8 @@ class LowerSolution:
     y
         The minimiser; where the lower level is infeasible, the point of the smallest relaxation.
     multipliers
-        Of the rows, in the form in which the coupling was given: ``grad_y g + A' multipliers + normals of Y = 0``,
-        positive only on an active upper side, negative only on an active lower side, free on equality rows.
+        The rows' multipliers, in the form in which the coupling was given: ``grad_y g + A' multipliers + normals of
+        Y = 0``, positive only on an active upper side, negative only on an active lower side, free on equality rows.
     outcome
         Optimal, infeasible, unbounded, not convex, or inaccurate.
     relaxation
@@ -57,7 +57,7 @@ def solve_lower_level(
     start
         Where Newton's method starts.
     penalty
-        Solves for ``g + penalty f`` instead of g: y_delta(x) of the reformulation.
+        Minimise ``g + penalty f`` instead of g: the answer is y_delta(x) of the reformulation.
     """
     with float64():
         x, y_like, _ = validate(problem, x, start if start is not None else _example(y_like))

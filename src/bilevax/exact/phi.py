@@ -1,17 +1,17 @@
 """Phi(x) exactly: the minimisers of the lower level at x, what f is over them, and how well that is known.
 
-Whatever the lower level looks like, minimisers are found out by *tilting* it. Let y(c) minimise ``g(x, .) + c' y`` over
-the feasible set. Every minimiser y* of g then has
+Whether there is one minimiser, and how well it is known, is found out by *tilting* the lower level. Let y(c) minimise
+``g(x, .) + c' y`` over the feasible set. Every minimiser y* of g then satisfies
 
     c' y(c)  <=  c' y*  <=  c' y(-c),
 
-by adding up the two optimality inequalities; nothing is assumed of g but that both are solved. A small c therefore
-brackets all minimisers in its direction. Where the bracket closes as c shrinks there is one minimiser in that
-direction, and the bracket bounds how far the computed one may be from it. Where it stays open there are several. Where
-the tilted lower level has no minimiser, g has none that a small change of the data would leave.
+as the optimality of y* for g, added to that of y(c) and y(-c) for the tilted g, shows. So a small c brackets all
+minimisers in its direction. If the bracket closes as c shrinks there is one minimiser in that direction, and the
+bracket bounds how far the computed one may be from it. If it stays open there are several. If the tilted lower level
+has no minimiser, then a small change of the data leaves g without one.
 
-One tilt along ``grad_y f`` tells what that does to f, tilts along random directions tell of y itself. A Hessian at one
-point could prove neither, unless it is the same everywhere.
+A tilt along ``grad_y f`` tells how well f is known, one along a random direction how well y is. A Hessian at one point
+could prove neither, unless it is the same everywhere.
 """
 
 import dataclasses
@@ -26,19 +26,10 @@ from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import constraints_at, objective_at, solve_flat
 from bilevax.exact.response import affine_response
+from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.spread import value_spread
+from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.flat import FlatProblem
-
-LOWER_TOLERANCE = 1e-7  # residuals up to which a lower-level answer may be relied on
-VALUE_TOLERANCE = 1e-6  # how well f has to be known, relative to its natural unit and its value
-
-_TILTS = (1e-6, 1e-8, 1e-10)  # in natural units: the next where the bracket of the last is wide
-_SHRINKING = 0.1  # of a bracket that closes with the tilt, from one to the next
-_CLOSED = 1e-6  # a bracket this narrow, in natural units, is closed
-_PENALTY = 1e-8  # weight of f in g + weight f, whose minimiser is next to the best minimiser of g
-_LARGE = 2000  # variables beyond which the Hessian at y has to tell
-_FLAT = 4.0  # what is left, of the last change of f, where it falls as the ninth root
-_FINE = 1e-2  # of a tilt: how well the tilted lower level has to be solved
 
 
 class Phi(NamedTuple):
@@ -72,11 +63,11 @@ class Phi(NamedTuple):
 
 
 def proven(lower: ConvexSolution) -> bool:
-    """Return whether a lower-level answer may be relied on.
+    """Return whether a lower-level answer is proven to be a minimiser.
 
-    On the border of feasibility 1e-9 may be out of reach: what `Certificate.confirms` asks for will do.
+    On the border of feasibility `minimise` may not reach its own tolerance; the certificate's larger one is enough.
     """
-    accurate = lower.residual <= LOWER_TOLERANCE
+    accurate = lower.residual <= EXACT_TOLERANCES.lower
     return lower.outcome is Outcome.OPTIMAL or (lower.outcome is Outcome.INACCURATE and accurate)
 
 
@@ -90,13 +81,14 @@ def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, 
     start
         Where the lower level's minimisation begins.
     thorough
-        Whether to bracket the minimisers. If not, the one that is found counts, unless g is a quadratic.
+        Whether to look for other minimisers by tilting. If not, the one that is found counts; those of a quadratic g,
+        which take no tilting, are looked for in any case.
     """
     return _phi(flat, x, solve_flat(flat, x, start), thorough)
 
 
 class Surroundings:
-    """Phi at many points around one where it is known, minimisers not bracketed."""
+    """Phi at many points around one where the lower level is solved; other minimisers are not looked for by tilting."""
 
     def __init__(self, flat: FlatProblem, x: np.ndarray, lower: ConvexSolution):
         self._flat = flat
@@ -131,35 +123,36 @@ def _over_minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, va
         return _over_face(flat, x, lower)
     if not thorough:
         return Phi(lower, value, value, value, 0.0, lower.unique)
-    if flat.n_y > _LARGE:
+    if flat.n_y > EXACT_SETTINGS.most_bracketed:
         spread = value_spread(flat, x, lower)
         return Phi(lower, value, value - spread, value + spread, spread, lower.unique)
     return _bracketed(flat, x, lower, value)
 
 
 def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float) -> Phi:
-    """Return Phi where only tilting tells whether the minimiser is the only one, and how well it is known."""
-    f_y = flat.gradients("upper", x, lower.y)[1]
+    """Return Phi where tilting has to tell whether the minimiser is the only one, and how well it is known."""
+    tolerances, f_y = EXACT_TOLERANCES, flat.gradients("upper", x, lower.y)[1]
     random = np.random.default_rng(0).standard_normal(flat.n_y)
     error, closed, nearby = 0.0, True, Nearby(constraints_at(flat, x), lower)
     for direction in (f_y, random) if np.any(f_y) else (random,):
         before = width = moved = np.inf
-        for size in _TILTS:
+        for size in tolerances.tilts:
             tilt = size * direction / np.abs(direction).max()
             ends = [_tilted(flat, x, nearby, sign * tilt) for sign in (1.0, -1.0)]
             if any(end.outcome is Outcome.UNBOUNDED for end in ends):
                 away = dataclasses.replace(lower, outcome=Outcome.UNBOUNDED)
                 return Phi(away, np.nan, np.nan, np.nan, np.inf, False)
             if not all(end.outcome is Outcome.OPTIMAL for end in ends):
-                break  # what the tilt before told stands
+                break  # the bracket of the tilt before is the one that counts
             before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
             moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
-            known = width <= _CLOSED and moved <= 0.1 * VALUE_TOLERANCE * (1 + abs(value))
-            if known or width > _SHRINKING * before:
+            known = moved <= tolerances.known_value * tolerances.value * (1 + abs(value))
+            if (known and width <= tolerances.closed_bracket) or width > tolerances.closing_bracket * before:
                 break
         error = max(error, moved if np.isfinite(moved) else np.inf)
-        closed = closed and width <= max(_CLOSED, _SHRINKING * before if np.isfinite(before) else 0.0)
-    if closed or error <= VALUE_TOLERANCE * (1 + abs(value)):
+        closing = tolerances.closing_bracket * before if np.isfinite(before) else 0.0
+        closed = closed and width <= max(tolerances.closed_bracket, closing)
+    if closed or error <= tolerances.value * (1 + abs(value)):
         return Phi(lower, value, value, value, error, closed)
     return _penalised(flat, x, lower)
 
@@ -168,29 +161,30 @@ def _tilted(flat: FlatProblem, x: np.ndarray, nearby: Nearby, tilt: np.ndarray) 
     """Solve the lower level with a linear function added to g."""
     g = objective_at(flat, x)
     tilted = Objective(lambda y: g.value(y) + float(tilt @ y), lambda y: g.gradient(y) + tilt, g.hessian)
-    return nearby.minimise(tilted, constraints_at(flat, x), _FINE * float(np.abs(tilt).max()))
+    tolerance = EXACT_TOLERANCES.tilt_residual * float(np.abs(tilt).max())
+    return nearby.minimise(tilted, constraints_at(flat, x), tolerance)
 
 
 def _penalised(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
-    """Return Phi where g has several minimisers and is no quadratic: f with a small weight chooses among them."""
+    """Return Phi where g has several minimisers and is not quadratic: those of ``g + weight f`` for a small weight."""
     sign, here = _sign(flat), flat.value("upper", x, lower.y)
-    ends = {}
+    ends, fine, smallest = {}, EXACT_TOLERANCES.tilt_residual, EXACT_TOLERANCES.penalty
     for side in (sign, -sign):
         near, nearer = (
-            minimise(objective_at(flat, x, side * weight), constraints_at(flat, x), lower.y, tolerance=_FINE * weight)
-            for weight in (10 * _PENALTY, _PENALTY)
+            minimise(objective_at(flat, x, side * weight), constraints_at(flat, x), lower.y, tolerance=fine * weight)
+            for weight in (10 * smallest, smallest)
         )
         if not near.outcome is nearer.outcome is Outcome.OPTIMAL:
             ends[side] = None
             continue
         values = [flat.value("upper", x, end.y) for end in (near, nearer)]
         # Next to a flat minimum the error falls as a root of the weight: the fifth for y^6, the ninth for y^10.
-        ends[side] = nearer, values[1], _FLAT * abs(values[1] - values[0])
+        ends[side] = nearer, values[1], EXACT_TOLERANCES.flat_error * abs(values[1] - values[0])
     if ends[sign] is None:
         return Phi(lower, here, -np.inf, np.inf, np.inf, False)
     chosen, value, error = ends[sign]
     other = sign * np.inf if ends[-sign] is None else ends[-sign][1]
-    if error > VALUE_TOLERANCE * (1 + abs(value)):  # it cannot be relied on: the minimiser that is known counts
+    if error > EXACT_TOLERANCES.value * (1 + abs(value)):  # too uncertain: the minimiser of g that is known counts
         low, high = min(value, other) - error, max(value, other) + error
         return Phi(lower, here, low, high, max(high - here, here - low), False)
     lower = dataclasses.replace(lower, y=chosen.y, multipliers=chosen.multipliers, unique=False)
@@ -205,8 +199,8 @@ def _sign(flat: FlatProblem) -> float:
 def _over_face(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
     """Return Phi where g is a quadratic with several minimisers.
 
-    With any one multiplier vector, the minimisers are the feasible z with ``H z = H y`` that keep the rows which carry
-    a multiplier: a polyhedron, over which f is minimised (or maximised) exactly.
+    Given one minimiser y and any one of its multiplier vectors, all minimisers are the feasible z with ``H z = H y`` on
+    which the rows with a multiplier stay active: a polyhedron, over which f is minimised (or maximised) exactly.
     """
     sign, face = _sign(flat), _minimisers(flat, x, lower)
     here = flat.value("upper", x, lower.y)
@@ -220,14 +214,14 @@ def _over_face(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
 
 
 def _minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Constraints:
-    """Return the minimisers of a quadratic g as rows."""
+    """Return the set of all minimisers of a quadratic g, as rows."""
     rows = constraints_at(flat, x)
     hessian = sp.csr_matrix(flat.hessian("lower", "y", "y", x, lower.y))
     hessian = hessian[np.flatnonzero(np.diff(hessian.indptr))]
     image = rows.matrix @ lower.y
     size = np.abs(flat.gradients("lower", x, lower.y)[1]).max(initial=0.0)
     lengths = np.sqrt(np.asarray(rows.matrix.multiply(rows.matrix).sum(axis=1)).ravel())
-    held = np.abs(lower.multipliers) * lengths > 1e-9 * size
+    held = np.abs(lower.multipliers) * lengths > EXACT_TOLERANCES.face_multiplier * size
     level = hessian @ lower.y
     return dataclasses.replace(
         rows,
@@ -241,7 +235,7 @@ def _minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Cons
 def _extreme(
     flat: FlatProblem, x: np.ndarray, face: Constraints, lower: ConvexSolution, sign: float
 ) -> np.ndarray | None:
-    """Return the minimiser of ``sign * f`` over a face; None where it is not found."""
+    """Return the minimiser of ``sign * f`` over the face of all minimisers of g; None where it is not found."""
     objective = Objective(
         lambda y: sign * flat.value("upper", x, y),
         lambda y: sign * flat.gradients("upper", x, y)[1],

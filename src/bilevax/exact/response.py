@@ -1,4 +1,4 @@
-"""How the lower level's answer moves with x where g is a quadratic: affinely, as long as the same rows stay active."""
+"""The lower level's answer around x where g is a quadratic: affine in x as long as the same rows stay active."""
 
 import dataclasses
 import functools
@@ -7,10 +7,9 @@ import numpy as np
 
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.lower import constraints_at
+from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.flat import FlatProblem
-
-_MOST = 300  # variables and rows up to which the response is worth its dense matrices
-_EXACT = 1e-10  # residuals up to which an answer counts: a tenth of what `minimise` promises
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Response:
     a, b, low, high
         The rows, those of Y last: ``low <= a y + b x <= high``.
     held, sign, side
-        The active rows, the signs of their multipliers (0 for equations), and the sides on which they lie.
+        The active rows, the signs of their multipliers (0 for equalities), and the values of their active sides.
     of_y, of_multipliers
         How y and the multipliers of the held rows move with x.
     """
@@ -52,7 +51,8 @@ class Response:
     def _allowed(self) -> np.ndarray:
         """By how much each row may be violated."""
         finite = lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
-        return _EXACT * (np.linalg.norm(self.a, axis=1) + np.maximum(finite(self.low), finite(self.high)))
+        sizes = np.linalg.norm(self.a, axis=1) + np.maximum(finite(self.low), finite(self.high))
+        return EXACT_TOLERANCES.response_residual * sizes
 
     def at(self, x: np.ndarray) -> ConvexSolution | None:
         """Return the lower level's answer at another x, or None where other rows are active there."""
@@ -67,17 +67,18 @@ class Response:
             return None
         gradient = self.gradient + self.hessian @ y + self.mixed @ x
         size = np.abs(gradient) + self.hessian.diagonal() * (1 + np.abs(y))
-        if np.any(np.abs(gradient + self.a.T @ multipliers) > _EXACT * size):
+        if np.any(np.abs(gradient + self.a.T @ multipliers) > EXACT_TOLERANCES.response_residual * size):
             return None
         return dataclasses.replace(self.lower, y=y, multipliers=multipliers)
 
 
 def affine_response(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Response | None:
-    """Return the response around x; None where g is no quadratic, its minimiser not unique, or the problem large."""
-    if not lower.unique or flat.y_rows.balls or max(flat.n_x, flat.n_y) > _MOST or lower.domain.bounded:
+    """Return the response around x; None where g is not quadratic, y not unique, or the problem large."""
+    most = EXACT_SETTINGS.dense_response
+    if not lower.unique or flat.y_rows.balls or max(flat.n_x, flat.n_y) > most or lower.domain.bounded:
         return None
     quadratic, rows = flat.lower_quadratic, constraints_at(flat, x)
-    if quadratic is None or len(rows.lower) > _MOST:
+    if quadratic is None or len(rows.lower) > most:
         return None
     a, b = rows.matrix.toarray(), np.zeros((len(rows.lower), flat.n_x))
     b[: rows.relaxable] = flat.rows.B.toarray()

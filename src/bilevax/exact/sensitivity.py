@@ -1,4 +1,4 @@
-"""Derivatives at an exact lower-level point, and the gradient of Phi on one piece."""
+"""Derivatives of f and g at (x, y*(x)), and the gradient of Phi on one piece, by the implicit function theorem."""
 
 import dataclasses
 
@@ -7,24 +7,39 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
+from bilevax._support.division import positive
 from bilevax.convex.optimality import own_units
 from bilevax.convex.problem import ConvexSolution
+from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.flat import FlatProblem
-
-X_MARGIN = 1e-7  # a side of X this close to x, relative, is active
 
 
 @dataclasses.dataclass(frozen=True)
 class PointDerivatives:
-    """Derivatives at (x, y*), and the cone of outward normals of X."""
+    """Derivatives at (x, y*), and the cone of outward normals of X.
+
+    Attributes
+    ----------
+    f_x, f_y
+        The gradients of f.
+    hessian, mixed
+        The second derivatives of the lower Lagrangian: in y, and in y and x.
+    normals
+        The normals of the sides of X that are active at x, one a row.
+    normal_free
+        Which of them belong to equalities: their multipliers may have any sign.
+    normal_slack
+        How far x is from those sides.
+    """
 
     f_x: np.ndarray
     f_y: np.ndarray
     hessian: sp.csc_matrix
     mixed: sp.csc_matrix
     normals: sp.csr_matrix
-    normal_free: np.ndarray  # normals of equalities: their multipliers have any sign
-    normal_slack: np.ndarray  # how far x is from those sides of X
+    normal_free: np.ndarray
+    normal_slack: np.ndarray
 
 
 def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> PointDerivatives:
@@ -35,15 +50,14 @@ def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Poin
         curvature = np.zeros(flat.n_y)
         curvature[ball.index] = multiplier
         hessian = hessian + sp.diags(curvature)
-    return PointDerivatives(
-        f_x, f_y, sp.csc_matrix(hessian), flat.hessian("lower", "y", "x", x, lower.y), *normals_of_x(flat, x, X_MARGIN)
-    )
+    mixed, normals = flat.hessian("lower", "y", "x", x, lower.y), normals_of_x(flat, x, EXACT_TOLERANCES.x_margin)
+    return PointDerivatives(f_x, f_y, sp.csc_matrix(hessian), mixed, *normals)
 
 
 def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
-    """Return generators of the normal cone of X at x, which of them are lines, and the distance of x from each side."""
+    """Return the normals of the sides of X within a margin of x, which are of equalities, and the slack of each."""
     rows = flat.x_rows
-    norms = np.maximum(spl.norm(rows.matrix, axis=1), 1e-300) if rows.matrix.shape[0] else np.ones(0)
+    norms = positive(spl.norm(rows.matrix, axis=1)) if rows.matrix.shape[0] else np.ones(0)
     unit = sp.csr_matrix(sp.diags(1 / norms) @ rows.matrix) if len(norms) else rows.matrix
     image, near = unit @ x, margin * (1 + abs(unit) @ np.abs(x))
     above, below = rows.upper / norms - image, image - rows.lower / norms
@@ -64,7 +78,7 @@ def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.cs
 
 
 def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:
-    """Return the gradient of the piece on which the rows (a, b) stay active, or None where it has none."""
+    """Return the gradient of the piece of Phi on which the rows (a, b) stay active; None where y does not follow x."""
     solution = solve_kkt(point.hessian, a, np.r_[-point.f_y, np.zeros(a.shape[0])])
     if solution is None:
         return None
@@ -75,7 +89,8 @@ def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) 
 def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
     """Solve [H a'; a 0] s = right to rounding, or return None if the system is not consistent.
 
-    In the units of the curvatures, which near a border of g's domain differ by many orders of magnitude.
+    It is solved with variables in the units of their curvatures, which near a border of g's domain differ by many
+    orders of magnitude.
     """
     unit = own_units(hessian)
     along_y = sp.diags(unit)
@@ -89,30 +104,31 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
 
 def _solve_scaled(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
     count, size = a.shape
-    if size + count <= 1500 or hessian.nnz > 0.1 * size**2:
+    if size + count <= EXACT_SETTINGS.dense_kkt or hessian.nnz > EXACT_SETTINGS.dense_share * size**2:
         border = a.toarray()
         system = np.block([[hessian.toarray(), border.T], [border, np.zeros((count, count))]])
         solution = _solve_dense(system, right)
     else:
         system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
         # Quasi-definite regularisation, taken out again by refinement.
-        scale = 1e-9 * max(1.0, abs(hessian).max())
+        scale = EXACT_SETTINGS.kkt_regularisation * max(1.0, abs(hessian).max())
         shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
-        factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.01)
+        pivoting = EXACT_SETTINGS.pivoting
+        factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=pivoting)
         solution = factor.solve(right)
-        for _ in range(20):
+        for _ in range(EXACT_SETTINGS.max_refinements):
             residual = right - system @ solution
-            if np.abs(residual).max() <= 1e-12 * (1 + np.abs(right).max()):
+            if np.abs(residual).max() <= EXACT_SETTINGS.kkt_accuracy * (1 + np.abs(right).max()):
                 break
             solution = solution + factor.solve(residual)
     residual = np.abs(system @ solution - right).max(initial=0.0)
-    return solution if residual <= 1e-8 * (1 + np.abs(right).max(initial=0.0)) else None
+    return solution if residual <= EXACT_TOLERANCES.kkt_residual * (1 + np.abs(right).max(initial=0.0)) else None
 
 
 def _solve_dense(system: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Solve by LU and one refinement; with dependent rows any solution will do, if there is one."""
+    """Solve by LU and one step of refinement, a singular system by least squares: any of its solutions will do."""
     factors, pivots, singular = lapack.dgetrf(system)
     if singular or lapack.dgecon(factors, np.abs(system).sum(axis=0).max())[0] < np.finfo(float).eps:
-        return np.linalg.lstsq(system, right, rcond=1e-12)[0]
+        return np.linalg.lstsq(system, right, rcond=EXACT_SETTINGS.kkt_cutoff)[0]
     solution = lapack.dgetrs(factors, pivots, right)[0]
     return solution + lapack.dgetrs(factors, pivots, right - system @ solution)[0]

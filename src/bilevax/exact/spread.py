@@ -1,4 +1,4 @@
-"""How far f moves over the minimisers of a large lower level."""
+"""How far f moves over the minimisers of a lower level that is too large to be tilted."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -6,21 +6,22 @@ import scipy.sparse as sp
 from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import Margin, active_rows, project_out, unit_rows
+from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.flat import FlatProblem
-
-_MAX_SPREAD = 5000  # variables beyond which corners of the set of minimisers are not looked for
 
 
 def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
     """Return how far f is seen to move over the minimisers of the lower level; 0 where there is only one.
 
-    A minimiser y + v has H v = 0, keeps the strongly active rows active, and satisfies the others. If f does not move
-    along a random direction of that kind it depends on none of them; otherwise corners of their set are tried.
+    Other minimisers y + v have H v = 0, keep the strongly active rows active and satisfy the others. If f does not move
+    along a random v of the first two kinds it moves along none; otherwise f is evaluated at corners of their set.
     """
     if lower.unique:
         return 0.0
-    everything = unit_rows(flat, x, lower)
-    active = active_rows(flat, x, lower, everything, Margin(1e-7, 1e-7))
+    tolerances, everything = EXACT_TOLERANCES, unit_rows(flat, x, lower)
+    margin = Margin(tolerances.spread_margin, tolerances.spread_margin)
+    active = active_rows(flat, x, lower, everything, margin)
     strong = active.a[active.equality | (active.multiplier > active.zero)]
     fixed = sp.vstack([flat.hessian("lower", "y", "y", x, lower.y), strong], format="csr")
     random = np.random.default_rng(0)
@@ -28,10 +29,12 @@ def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> flo
     here = flat.value("upper", x, lower.y)
     moved = lambda v: abs(flat.value("upper", x, lower.y + v) - here)
     free = project_out(fixed, random.standard_normal(flat.n_y))
-    small = 1e-9 * (1 + abs(here))
-    if np.abs(free).max() <= 1e-8 or max(moved(0.1 * reach * free), moved(-0.1 * reach * free)) <= small:
+    if np.abs(free).max() <= tolerances.spread_direction:
         return 0.0
-    if flat.n_y > _MAX_SPREAD:
+    step = tolerances.spread_step * reach * free
+    if max(moved(step), moved(-step)) <= tolerances.spread_value * (1 + abs(here)):
+        return 0.0
+    if flat.n_y > EXACT_SETTINGS.most_corners:
         return np.inf
     a, low, high, image = everything.a, everything.lower, everything.upper, everything.value
     finite = [np.isfinite(high), np.isfinite(low)]
@@ -40,6 +43,6 @@ def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> flo
     f_y = flat.gradients("upper", x, lower.y)[1]
     corners = [
         linprog(cost, A_ub=rows, b_ub=slack, A_eq=fixed, b_eq=np.zeros(fixed.shape[0]), bounds=(-reach, reach))
-        for cost in (f_y, -f_y, *random.standard_normal((4, flat.n_y)))
+        for cost in (f_y, -f_y, *random.standard_normal((EXACT_SETTINGS.corner_directions, flat.n_y)))
     ]
     return float(max(moved(corner.x) if corner.status == 0 else np.inf for corner in corners))

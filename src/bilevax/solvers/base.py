@@ -77,9 +77,6 @@ class CompiledSolver(Solver, eqx.Module):
         return compiled(self)
 
 
-AbstractSolver = CompiledSolver  # its earlier name
-
-
 class Snapshot(NamedTuple):
     """Where a search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one.
 

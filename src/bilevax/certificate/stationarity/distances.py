@@ -1,4 +1,4 @@
-"""Distances of gradients from cones."""
+"""The distances that measure stationarity: of gradients from normal cones."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,7 +20,10 @@ def distance_to_cone(gradient: np.ndarray, point: PointDerivatives) -> float:
 
 
 def hull_distance(point: PointDerivatives, active: ActiveRows, pieces: np.ndarray) -> float | None:
-    """Return the distance of 0 from hull(pieces) + normals of X + normals of {x : the lower level is feasible}."""
+    """Return the distance of 0 from hull(pieces) + normals of X + normals of {x : the lower level is feasible}.
+
+    None where it could not be computed.
+    """
     n_x, n_y, cone, count = len(point.f_x), active.a.shape[1], point.normals.shape[0], active.a.shape[0]
     number = len(pieces)
     total = n_x + number + cone + count

@@ -1,4 +1,4 @@
-"""The least norm of some unknowns under equations and signs, by Clarabel, judged by its own residual."""
+"""Least-norm programs: the shortest vector under equations and sign conditions, by Clarabel."""
 
 import dataclasses
 
@@ -6,13 +6,14 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import conic
 
 
 @dataclasses.dataclass(frozen=True)
 class LeastNorm:
-    """The distance (the solution's own residual included) and the dual variables of the equations and of the signs."""
+    """The least norm, with the solution's residual added, and the dual variables of the equations and of the signs."""
 
     distance: float
     of_equations: np.ndarray
@@ -25,9 +26,10 @@ def least_norm(
     equations: list[tuple[sp.spmatrix, np.ndarray]],
     nonnegative: np.ndarray,
 ) -> LeastNorm | None:
-    """Return the least norm of the first ``leading`` entries under equations and signs.
+    """Return the least norm of the first ``leading`` of ``total`` unknowns.
 
-    None when they contradict each other, or the solver gets nowhere.
+    The unknowns satisfy the equations, pairs of a matrix and a right-hand side, and those listed in ``nonnegative`` are
+    nonnegative. None where these conditions contradict each other, or Clarabel does not solve the program.
     """
     matrix = sp.vstack([left for left, _ in equations], format="csr")
     right = np.concatenate([value for _, value in equations])
@@ -36,13 +38,13 @@ def least_norm(
     cones = [clarabel.ZeroConeT(matrix.shape[0])]
     if signs.shape[0]:
         cones.append(clarabel.NonnegativeConeT(signs.shape[0]))
-    # The norm itself as a cone, |v| <= t with t last: least squares to 1e-11 would give the norm to 3e-6 only.
+    # The norm itself is minimised, |v| <= t as a cone with t last: its square to 1e-11 would give it to 3e-6 only.
     cones.append(clarabel.SecondOrderConeT(leading + 1))
     bound = sp.csr_matrix(([1.0], ([0], [total])), shape=(1, total + 1))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
-    settings.max_iter = 200
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = STATIONARITY.conic_accuracy
+    settings.max_iter = STATIONARITY.conic_iterations
     rows = sp.vstack([matrix, -signs])
     everything = sp.vstack(
         [sp.hstack([rows, sp.csr_matrix((rows.shape[0], 1))]), -bound, -sp.eye(leading, total + 1)], format="csc"
@@ -51,7 +53,7 @@ def least_norm(
     cost, linear = sp.csc_matrix((total + 1, total + 1)), np.r_[np.zeros(total), 1.0]
     answer = conic(cost, linear, everything, bounds, cones, settings=settings)
     solution, dual = np.array(answer.x)[:total], np.array(answer.z)
-    # The answer is judged by its own residual, not by the solver's word for it.
+    # What counts is the residual of the answer, not the status that the solver reports.
     wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(
         initial=0.0
     )

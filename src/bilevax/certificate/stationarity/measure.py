@@ -1,42 +1,49 @@
 """How far a point is from first-order stationary, on kinks and on the border of feasibility too.
 
-Phi is piecewise smooth: on each piece a fixed set of lower-level rows is active. At x let the rows active at y*(x) be
-oriented outward, ``a_i y + b_i x <= c_i``, with multipliers ``lambda_i >= 0``. With H the lower Lagrangian's Hessian in
-y and G its mixed derivative, the gradient of one piece comes from the KKT system differentiated with those rows fixed:
+Phi is piecewise smooth: on each piece a fixed set J of lower-level rows stays active. Let ``a_i y + b_i x <= c_i`` be
+the rows active at y*(x), with multipliers ``lambda_i >= 0``, H the Hessian of the lower Lagrangian in y, and G its
+mixed derivative in y and x. Differentiating the lower level's KKT conditions gives the gradient of a piece:
 
-    H w + a_J' xi = -grad_y f,   a_J w = 0,   gradient = grad_x f + G' w + b_J' xi.
+    grad_x f + G' w + b_J' xi    with    H w + a_J' xi = -grad_y f,   a_J w = 0.
 
-*Smooth* test: every active row has a positive, unique multiplier; one piece, one gradient.
+There are four tests, for harder and harder cases. Each gives a distance from stationarity, relative to 1 + the largest
+gradient of a piece next to x.
 
-*Strong* test: some rows are weakly active (biactive): zero slack, zero multiplier. Strong stationarity asks for (w, xi)
+*Smooth*: every active row has a positive, unique multiplier, so that there is one piece. The distance is that of minus
+its gradient from the normal cone of X.
 
-    H w + a' xi = -grad_y f,
-    a_i w  = 0,  xi_i free    where lambda_i > 0 whatever the direction of x,
+*Strong*: some rows are weakly active (biactive), with neither slack nor a multiplier. The point is strongly stationary
+if some (w, xi) with ``H w + a' xi = -grad_y f`` puts ``-(grad_x f + G' w + b' xi)`` into the normal cone of X, and has
+
+    a_i w  = 0,  xi_i free    where lambda_i > 0 whatever the direction in which x moves,
     a_i w  = 0,  xi_i >= 0    where lambda_i > 0 for some directions only (dependent rows; see `multipliers`),
-    a_i w >= 0,  xi_i >= 0    where lambda_i = 0 (the vector at hand decides alone if b' lambda is unique),
+    a_i w >= 0,  xi_i >= 0    where lambda_i = 0.
 
-that leave ``grad_x f + G' w + b' xi`` in the negative normal cone of X. No direction then descends, and the rows'
-combinations with a' xi = 0 are the normals of {x : the lower level is feasible}, so its border is covered.
+Then no direction descends. Combinations of rows with a' xi = 0 are the normals of {x : the lower level is feasible}, so
+that its border is covered as well. The distance is the least violation of these conditions.
 
-*Branches* of it: the third condition is too strong, since a row gets slack or a multiplier, not both. See `strong`.
+*Strong in branches*: the conditions of weakly active rows are sufficient, but not necessary, since in any direction
+such a row gets slack or a multiplier, not both. `strong` tells both cases apart, row by row, as far as needed.
 
-*Hull* test: the distance of 0 from the convex hull of the gradients of all adjacent pieces plus those normal cones,
-or, where larger, the steepest descent into any single piece: a local maximum on a kink has 0 in its hull.
+*Hull*: the distance of 0 from the convex hull of the gradients of all adjacent pieces plus the normal cones of X and of
+{x : the lower level is feasible}; or the steepest descent into any single piece, where that is larger. The latter is
+needed because a local maximum on a kink has 0 in its hull, too. The smaller of this and the strong distance counts.
 
-Each is a distance, relative to 1 + the largest gradient of an adjacent piece. The smaller of the last two counts.
-
-Rows are active and multipliers zero within a margin, and what the margin assumes is measured too: the result is a pair
-as in Goldstein's stationarity, the slope that is left and the `radius` within which x would have to move for rows and
-multipliers to be exactly so. The margin with the smallest of the larger of the two counts. All numbers are in natural
-units (see `bilevax.model.scales`), in which 1 is the size of an ordinary term.
+A computed point lies on its kink only within a margin: rows are active, and multipliers zero, within it. What a margin
+assumes is measured, too. So the result is a pair, as in Goldstein's stationarity: the slope that is left, and the
+`radius`, which is how far x would have to move for those rows and multipliers to be exactly so. Several margins are
+tried, and the one for which the larger of the two is least counts. All numbers are in natural units (see
+`bilevax.model.scales`), in which 1 is the size of an ordinary term.
 """
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from bilevax._support.clock import OutOfTime
+from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.stationarity.distances import distance_to_cone, hull_distance
 from bilevax.certificate.stationarity.multipliers import MultiplierSet, unique_multipliers
 from bilevax.certificate.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
@@ -55,24 +62,27 @@ from bilevax.exact.active_rows import (
 from bilevax.exact.sensitivity import PointDerivatives, derivatives, normals_of_x, piece_gradient
 from bilevax.model.flat import FlatProblem
 
-_FEW_WEAK = 6  # so few that listing the pieces is cheap even where the strong test has answered
-_MANY = 2000  # variables beyond which every test takes seconds
-
 
 @dataclasses.dataclass(frozen=True)
 class Stationarity:
-    """The result, and what was seen on the way.
+    """How far x is from stationary, and what is known of Phi next to x.
 
     Attributes
     ----------
     value, radius
-        The slope that is left, relative to ``scale``, and how far x would have to move, in natural units.
+        The slope that is left, relative to ``scale``, and how far x would have to move for it, in natural units.
     test
-        Which test gave it, within which margin.
+        The test that gave them, and the margin within which rows were active.
     scale
         1 + the largest gradient of a piece of Phi next to x.
     pieces
-        Gradients of pieces next to x, as many as were looked at.
+        Gradients of pieces next to x, as many as were computed.
+    hypergradient
+        The gradient of Phi at x; None where Phi has none.
+    licq, smallest_singular_value
+        Whether the active rows are independent, and their smallest singular value.
+    strict_complementarity, complementarity_margin
+        Whether every active row has a positive multiplier, and the smallest of max(slack, multiplier) over the rows.
     """
 
     value: float
@@ -94,7 +104,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
     gap = complementarity_margin(rows)
     best: Stationarity | None = None
     seen = set()
-    for margin in _margins(flat.n_y <= _MANY):
+    for margin in _margins(flat.n_y <= STATIONARITY.many_variables):
         active = active_rows(flat, x, lower, rows, margin)
         if margin.coupled >= TOLERANCES.wide_margin:
             normals, free, slack = normals_of_x(flat, x, margin.coupled)
@@ -110,11 +120,11 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         except OutOfTime:
             if best is None:
                 raise
-            break  # what is known holds
+            break  # what the margins before gave holds
         if best is None:
             best = result
         elif max(result.value, result.radius) < max(best.value, best.radius):
-            # What the tightest margin says of the row structure stays; only the distance improves.
+            # LICQ, complementarity and the like stay those of the tightest margin; only the distance improves.
             test = f"{result.test}, {_describe(margin)}"
             best = dataclasses.replace(best, value=result.value, radius=result.radius, test=test)
         if max(best.value, best.radius) <= TOLERANCES.settled:
@@ -124,7 +134,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
 
 
 def _margins(few: bool) -> Iterator[Margin]:
-    """Yield the margins, the tightest first; with many variables the wide ones of coupled rows alone."""
+    """Yield the margins, the tightest first; without ``few`` variables, the wide ones for coupled rows alone."""
     for size in TOLERANCES.margins:
         if few or size < TOLERANCES.wide_margin:
             yield Margin(size, size)
@@ -136,50 +146,72 @@ def _describe(margin: Margin) -> str:
     return f"{'rows' if margin.own == margin.coupled else 'coupled rows'} within {margin.coupled:g}"
 
 
+class _Distance(NamedTuple):
+    """The distance that a test gave, and what it found out about Phi next to x: see `Stationarity`."""
+
+    distance: float
+    scale: float
+    test: str
+    pieces: tuple[np.ndarray, ...]
+    hypergradient: np.ndarray | None
+    strict: bool
+
+
 def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, unique_y: bool) -> Stationarity:
+    """Return the stationarity of x with these rows active, its radius not measured yet."""
     smallest = smallest_singular_value(active.a)
-    independent = smallest > TOLERANCES.independent and active.count_before_merging == active.a.shape[0]
-    unique = np.ones(len(active.weak), bool) if smallest > TOLERANCES.independent else unique_multipliers(active.a)
-    strict = not active.weak.any()
-    gradient = piece_gradient(point, active.a, active.b) if unique_y and strict and unique.all() else None
-    pieces, complete = [], False
+    independent = smallest > TOLERANCES.independent
+    unique = np.ones(len(active.weak), bool) if independent else unique_multipliers(active.a)
+    smooth = unique_y and unique.all() and not active.weak.any()
+    gradient = piece_gradient(point, active.a, active.b) if smooth else None
+    found = _on_kink(point, active, unique) if gradient is None else _on_piece(point, gradient)
+    return Stationarity(
+        value=found.distance / found.scale,
+        radius=np.inf,
+        test=found.test if np.isfinite(found.distance) else "none applies",
+        scale=found.scale,
+        pieces=found.pieces,
+        hypergradient=found.hypergradient,
+        licq=independent and active.count_before_merging == active.a.shape[0],
+        smallest_singular_value=smallest,
+        strict_complementarity=found.strict,
+        complementarity_margin=gap,
+    )
 
-    def found(distance: float, scale: float, test: str) -> Stationarity:
-        gradients = [piece.gradient for piece in pieces] if gradient is None else [gradient]
-        return Stationarity(
-            distance / scale,
-            np.inf,
-            test if np.isfinite(distance) else "none applies",
-            scale,
-            tuple(gradients),
-            gradient,
-            independent,
-            smallest,
-            strict,
-            gap,
-        )
 
-    if gradient is not None:
-        return found(distance_to_cone(gradient, point), 1 + float(np.linalg.norm(gradient)), "smooth")
+def _on_piece(point: PointDerivatives, gradient: np.ndarray) -> _Distance:
+    """Return the result of the smooth test, given the gradient of the only piece."""
+    scale = 1 + float(np.linalg.norm(gradient))
+    return _Distance(distance_to_cone(gradient, point), scale, "smooth", (gradient,), gradient, True)
+
+
+def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray) -> _Distance:
+    """Return the smaller distance of the strong and the hull test; ``unique`` says which multipliers are unique."""
     multipliers = MultiplierSet(active)
     weak, sometimes = multipliers.resolve(unique)
-    strict = not weak.any()  # read by `found`
-    # Two extreme pieces give the scale: all weakly active rows stay active, or none of them.
-    sets = (~weak, weak | ~weak) if len(point.f_y) <= _MANY else ()
-    extremes = [piece_gradient(point, active.a[rows], active.b[rows]) for rows in sets]
-    norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
-    scale = 1 + float(max([np.linalg.norm(point.f_x), *norms]))
+    scale = _scale(point, active, weak)
     system = strong_system(point, active, weak, sometimes)
     distance, branches = strong_distance(system, TOLERANCES.settled * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
-    if distance > TOLERANCES.settled * scale or weak.sum() <= _FEW_WEAK:
+    settled = distance <= TOLERANCES.settled * scale
+    pieces, complete = [], False
+    if not settled or weak.sum() <= STATIONARITY.few_weak_rows:
         pieces, complete = adjacent_pieces(point, active, weak, unique)
-        if complete and unique.all():
-            gradient = common_gradient(pieces)  # read by `found`
-    if distance > TOLERANCES.settled * scale and pieces and complete:
-        hull = hull_distance(point, active, np.array([piece.gradient for piece in pieces]))
-        scale = 1 + max(float(np.linalg.norm(piece.gradient)) for piece in pieces)
+    gradients = tuple(piece.gradient for piece in pieces)
+    common = common_gradient(pieces) if complete and unique.all() else None
+    if not settled and pieces and complete:
+        hull = hull_distance(point, active, np.array(gradients))
+        scale = 1 + max(float(np.linalg.norm(gradient)) for gradient in gradients)
         if hull is not None:
             hull = max(hull, steepest_descent(point, pieces))
             distance, test = min((distance, test), (hull, f"hull of {len(pieces)} pieces"))
-    return found(distance, scale, test)
+    return _Distance(distance, scale, test, gradients if common is None else (common,), common, not weak.any())
+
+
+def _scale(point: PointDerivatives, active: ActiveRows, weak: np.ndarray) -> float:
+    """Return 1 + the larger gradient of two extreme pieces: no weakly active row stays active, or all of them do."""
+    few = len(point.f_y) <= STATIONARITY.many_variables
+    sets = (~weak, np.ones(len(weak), bool)) if few else ()
+    extremes = [piece_gradient(point, active.a[rows], active.b[rows]) for rows in sets]
+    norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
+    return 1 + float(max([np.linalg.norm(point.f_x), *norms]))

@@ -1,16 +1,17 @@
 """What the multipliers of the active rows can be, where they are not unique.
 
-The response of y to a direction d of x comes from the multiplier vectors with the largest ``lambda' b d``, and any one
-of those tells it. Where ``b' lambda`` is the same for all vectors, the one at hand therefore serves every direction.
-Otherwise the vectors change with d, and a row is strongly active for all d only if its multiplier vanishes on no face
-of them.
+As x moves in a direction d, y follows as told by any multiplier vector lambda with the largest ``lambda' b d``. If
+``b' lambda`` is the same for all multiplier vectors, the one at hand therefore serves every direction. Otherwise the
+vectors that count change with d, and a row is strongly active for all d only if its multiplier is positive on every
+such face {lambda : ``lambda' b d`` is largest} of the set of multiplier vectors.
 
-A row's multiplier vanishes on the whole face of vectors with the largest ``lambda' cost`` exactly where some v has
+A row's multiplier is zero on the whole face with the largest ``lambda' cost`` exactly if some v has, by duality,
 
     a_i v > cost_i,   a v >= cost on all rows,   a v = cost on equalities and where some multiplier of the face is > 0,
 
-so one linear program tells of all rows at once. The faces looked at are those of each x along which the vectors differ,
-both ways, and random ones; a row whose multiplier vanishes on none of them counts as strongly active.
+so one linear program decides it for all rows. The faces that are examined belong to each entry of x along which the
+vectors differ, both ways, and to random directions; a row whose multiplier is zero on none of them counts as strongly
+active.
 """
 
 import functools
@@ -19,28 +20,26 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import OptimizeResult
 
+from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import linprog
-from bilevax.exact.active_rows import MAX_DENSE, ActiveRows, project_out
-
-_MAX_COORDINATES = 40
-_RANDOM_FACES = 64, 8  # with few variables, with many
-_MANY = 2000
+from bilevax.exact.active_rows import ActiveRows, project_out
+from bilevax.exact.settings import EXACT_SETTINGS
 
 
 def unique_multipliers(a: sp.csr_matrix) -> np.ndarray:
-    """Return which rows have a unique multiplier: those that vanish in a random vector of the null space of a'.
+    """Return which rows have a unique multiplier: those with a zero in a random vector of the null space of a'.
 
-    None are known to, where the rows are too many for dense algebra.
+    Where the rows are too many for dense algebra, no multiplier counts as unique.
     """
-    if a.shape[0] * a.shape[1] > MAX_DENSE:
+    if a.shape[0] * a.shape[1] > EXACT_SETTINGS.dense_entries:
         return np.zeros(a.shape[0], bool)
     random = np.random.default_rng(0).standard_normal(a.shape[0])
     return np.abs(project_out(sp.csr_matrix(a.T), random)) <= TOLERANCES.unique_multiplier
 
 
 class MultiplierSet:
-    """All multiplier vectors of the active rows, once multipliers within the margin of zero are zero."""
+    """The multiplier vectors of the active rows, where multipliers within the margin of zero count as zero."""
 
     def __init__(self, active: ActiveRows):
         self.active = active
@@ -54,15 +53,17 @@ class MultiplierSet:
         if unique.all() or self._same_on_coupled_rows():
             return active.weak, nowhere
         weak = self._vanishing(self.known, np.zeros(len(self.known)))
-        # Along which x the vectors differ: a random change of those that can be positive tells.
+        # A random change of the multipliers that can be positive tells along which entries of x the vectors differ.
         change = project_out(sp.csr_matrix(active.a[~weak].T), random.standard_normal(int((~weak).sum())))
         coordinates = np.flatnonzero(np.abs(active.b[~weak].T @ change) > TOLERANCES.same_multipliers)
         strictest = weak, ~weak & ~active.equality
-        if len(coordinates) > _MAX_COORDINATES:
+        if len(coordinates) > STATIONARITY.multiplier_directions:
             return strictest
         one_by_one, size = np.zeros((len(coordinates), active.b.shape[1])), len(coordinates)
         one_by_one[np.arange(size), coordinates] = 1.0
-        mixed = random.standard_normal((_RANDOM_FACES[active.a.shape[1] > _MANY], active.b.shape[1]))
+        many = active.a.shape[1] > STATIONARITY.many_variables
+        count = STATIONARITY.random_directions_many if many else STATIONARITY.random_directions
+        mixed = random.standard_normal((count, active.b.shape[1]))
         sometimes = nowhere
         for direction in (*one_by_one, *-one_by_one, *(mixed if size > 1 else ())):
             cost = active.b @ direction
@@ -77,11 +78,11 @@ class MultiplierSet:
         return self._least(np.zeros(len(self.known)), rows).status != 2  # 2: proven infeasible
 
     def _vanishing(self, multiplier: np.ndarray, cost: np.ndarray) -> np.ndarray:
-        """Return where the multiplier is 0 on the whole face of largest ``lambda' cost``, given one vector of it."""
+        """Return which multipliers are zero on the whole face with the largest ``lambda' cost``, given one vector."""
         a, equality = self.active.a, self.active.equality
         positive = equality | (multiplier > TOLERANCES.positive_multiplier * (1 + np.abs(multiplier).max()))
         others = np.flatnonzero(~positive)
-        # Unknowns: v, a factor of at least 1 on the cost, and what a row lacks of a distance of 1.
+        # Unknowns: v, a factor of at least 1 on the cost, and by how much a v - cost falls short of 1 in each row.
         of_positive = sp.hstack([a[positive], -cost[positive][:, None], sp.csr_matrix((positive.sum(), len(others)))])
         of_others = sp.hstack([-a[others], cost[others][:, None], -sp.eye(len(others))])
         n_y = a.shape[1]
@@ -96,14 +97,14 @@ class MultiplierSet:
         )
         vanishing = ~positive
         if apart.status == 0:
-            vanishing[others] = apart.x[n_y + 1 :] < 0.5
+            vanishing[others] = apart.x[n_y + 1 :] < 0.5  # each is 0 or 1
         return vanishing
 
     def _same_on_coupled_rows(self) -> bool:
-        """Return whether all vectors have the same ``b' lambda``: a random part of it decides."""
+        """Return whether all vectors have the same ``b' lambda``, judged by its product with a random direction."""
         active = self.active
         cost = active.b @ np.random.default_rng(0).standard_normal(active.b.shape[1])
-        # If y can follow x with all rows kept active, a v = cost, then lambda' cost = (a' lambda)' v is known.
+        # If y can follow x with all rows kept active, a v = cost, then lambda' cost = (a' lambda)' v for all vectors.
         consistent = TOLERANCES.consistent_rows * (1 + np.abs(cost).max(initial=0.0))
         if np.abs(_off_range(active.a, cost)).max(initial=0.0) <= consistent:
             return True
@@ -112,7 +113,7 @@ class MultiplierSet:
         return least.status == 0 and largest.status == 0 and -largest.fun - least.fun <= size
 
     def _least(self, cost: np.ndarray, zero: np.ndarray | None = None) -> OptimizeResult:
-        """Minimise over the vectors, over those that are zero on some rows where asked."""
+        """Minimise ``lambda' cost`` over all vectors, or over those that are zero on some rows."""
         low = np.where(self.active.equality, -np.inf, 0.0)
         high = np.full(len(low), np.inf)
         high[[] if zero is None else zero] = 0.0
@@ -126,7 +127,7 @@ class MultiplierSet:
 
 
 def _off_range(a: sp.csr_matrix, right: np.ndarray) -> np.ndarray:
-    """Return what no v removes from ``right - a v``; rows of one entry that ask for zero fix their column first."""
+    """Return the least-squares residual ``right - a v``; rows of one entry with right-hand side 0 eliminate theirs."""
     single = np.flatnonzero((np.diff(a.indptr) == 1) & (right == 0))
     free = np.ones(a.shape[1], bool)
     free[a.indices[a.indptr[single]]] = False

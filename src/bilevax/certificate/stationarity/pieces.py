@@ -6,15 +6,13 @@ import itertools
 import numpy as np
 from scipy.optimize import nnls
 
+from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.programs import linprog
-from bilevax.exact.active_rows import MAX_DENSE, ActiveRows
+from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.kink import Kink, eliminate
 from bilevax.exact.sensitivity import PointDerivatives
-
-_MAX_PIECES = 1024  # that are listed; of more a sample is taken
-_MAX_OPTIONAL = 100  # rows that are active on some pieces only
-_SAMPLES = 256
+from bilevax.exact.settings import EXACT_SETTINGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +26,19 @@ class Piece:
 def adjacent_pieces(
     point: PointDerivatives, active: ActiveRows, weak: np.ndarray, unique: np.ndarray
 ) -> tuple[list[Piece], bool]:
-    """Return the pieces that meet at x, and whether they are all of them."""
+    """Return pieces of Phi that meet at x, and whether these are all of them.
+
+    Optional rows, active on some pieces only, are the weakly active ones and those without a unique multiplier.
+    """
     optional = ~active.equality & (weak | ~unique)
-    if optional.sum() > _MAX_OPTIONAL or active.a.shape[0] * active.a.shape[1] > MAX_DENSE:
+    too_large = active.a.shape[0] * active.a.shape[1] > EXACT_SETTINGS.dense_entries
+    if too_large or optional.sum() > STATIONARITY.optional_rows:
         return [], False
     kink = eliminate(point, active, optional)
     if kink is None:
         return [], False
     count = int(optional.sum())
-    complete = 2**count <= _MAX_PIECES
+    complete = 2**count <= STATIONARITY.pieces
     if complete:
         subsets = itertools.chain.from_iterable(itertools.combinations(range(count), r) for r in range(count + 1))
     else:
@@ -60,26 +62,30 @@ def _piece(kink: Kink, chosen: np.ndarray) -> Piece | None:
         response = np.linalg.solve(own, kink.slope[chosen])
         gradient = gradient + kink.slope[chosen].T @ np.linalg.solve(own, kink.response[chosen])
     unbalanced = np.abs(kink.reduced[chosen].T @ multiplier - kink.multiplier).max(initial=0.0)
-    if unbalanced > kink.fragile_size or np.any(multiplier < -kink.fragile_size):
+    if unbalanced > kink.zero_multiplier or np.any(multiplier < -kink.zero_multiplier):
         return None
-    values = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response  # must not become positive
-    weak = -response[multiplier <= kink.fragile_size]  # multipliers at zero must not become negative
+    # In directions into the piece the other rows' values must not become positive, nor zero multipliers negative.
+    values = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response
+    weak = -response[multiplier <= kink.zero_multiplier]
     cone = np.vstack([values, weak])
     norms = np.linalg.norm(cone, axis=1)
-    exists = norms > TOLERANCES.piece_normal
-    cone = cone[exists] / norms[exists][:, None]
+    bounding = norms > TOLERANCES.piece_normal
+    cone = cone[bounding] / norms[bounding][:, None]
     return Piece(gradient, cone) if _has_interior(cone) else None
 
 
 def _sample_subsets(kink: Kink) -> set[tuple[int, ...]]:
-    """Return the row sets that random directions of x lead into: the lower level's response there is a small QP."""
+    """Return the sets of active rows of the pieces that random directions of x lead into.
+
+    The lower level's response to a direction is a small quadratic program, solved as nonnegative least squares.
+    """
     random = np.random.default_rng(0)
-    lift = 1e-12 * np.trace(kink.compliance) / len(kink.compliance)
+    lift = STATIONARITY.sample_regularisation * np.trace(kink.compliance) / len(kink.compliance)
     factor = np.linalg.cholesky(kink.compliance + lift * np.eye(len(kink.compliance)))
     subsets = set()
-    for _ in range(_SAMPLES):
-        push = kink.slope @ random.standard_normal(kink.slope.shape[1])
-        multiplier = nnls(factor.T, np.linalg.solve(factor, push))[0]
+    for _ in range(STATIONARITY.samples):
+        violation = kink.slope @ random.standard_normal(kink.slope.shape[1])  # if y did not respond
+        multiplier = nnls(factor.T, np.linalg.solve(factor, violation))[0]
         subsets.add(tuple(np.flatnonzero(multiplier > TOLERANCES.piece_multiplier * (1 + multiplier.max()))))
     return subsets
 
@@ -100,7 +106,7 @@ def _has_interior(cone: np.ndarray) -> bool:
 
 
 def common_gradient(pieces: list[Piece]) -> np.ndarray | None:
-    """Return the gradient that all pieces share: Phi is smooth there although a row is weakly active."""
+    """Return the gradient that all pieces share, where Phi is smooth although a row is weakly active; else None."""
     if not pieces:
         return None
     first = pieces[0].gradient
@@ -109,7 +115,7 @@ def common_gradient(pieces: list[Piece]) -> np.ndarray | None:
 
 
 def steepest_descent(point: PointDerivatives, pieces: list[Piece]) -> float:
-    """Return the largest decrease of Phi to first order over directions of X with entries in [-1, 1]."""
+    """Return the largest decrease of Phi, to first order, over directions into X with entries in [-1, 1]."""
     normals = point.normals.toarray()
     steepest = 0.0
     for piece in pieces:

@@ -10,12 +10,12 @@ from bilevax.exact.sensitivity import PointDerivatives
 
 
 def radius(point: PointDerivatives, active: ActiveRows) -> float:
-    """Return the length of the least step of x, in natural units, after which no margin is needed.
+    """Return the length of the shortest step of x, in natural units, after which no margin is needed.
 
-    To first order, with y and the multipliers following x: ``mixed dx + H dy + a' dl = 0``. The step closes the slack
-    of every active row, ``a dy + b dx = slack``, takes weakly active multipliers to zero, ``dl = -multiplier``, and
-    moves x onto the sides of X that count as active. Where no step of x can, a misfit remains, which counts a
-    thousandfold.
+    To first order y and the multipliers follow a step dx by ``mixed dx + H dy + a' dl = 0``. The step closes the slack
+    of every active row, ``a dy + b dx = slack``, takes the multipliers of weakly active rows to zero,
+    ``dl = -multiplier``, and moves x onto the sides of X that count as active. Where no step does all of this, what is
+    missing is added to the length, with a large weight.
     """
     slack, excess = active.slack, np.where(active.weak, active.multiplier, 0.0)
     if (
@@ -27,13 +27,13 @@ def radius(point: PointDerivatives, active: ActiveRows) -> float:
     weak = np.flatnonzero(active.weak)
     fitted = count + len(weak) + cone
     misfit, zero = sp.eye(fitted, format="csr") / TOLERANCES.misfit_weight, sp.csr_matrix
-    silent = sp.eye(count, format="csr")[weak]
+    of_weak = sp.eye(count, format="csr")[weak]
     # Unknowns: the step of x and the misfits, whose norm counts; then the steps of y and of the multipliers.
     equations = [
         (sp.hstack([point.mixed, zero((n_y, fitted)), point.hessian, active.a.T]), np.zeros(n_y)),
         (sp.hstack([active.b, misfit[:count], active.a, zero((count, count))]), slack),
         (
-            sp.hstack([zero((len(weak), n_x)), misfit[count : count + len(weak)], zero((len(weak), n_y)), silent]),
+            sp.hstack([zero((len(weak), n_x)), misfit[count : count + len(weak)], zero((len(weak), n_y)), of_weak]),
             -excess[weak],
         ),
         (sp.hstack([point.normals, misfit[count + len(weak) :], zero((cone, n_y + count))]), point.normal_slack),

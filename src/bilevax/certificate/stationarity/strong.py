@@ -1,13 +1,15 @@
-"""Strong stationarity as a program, and its branches where it is stronger than necessary.
+"""Strong stationarity as a conic program, split into branches where it is stronger than necessary.
 
-For a direction d of x with response v of y, change ``theta`` of the multipliers and slack rates ``s = -(a v + b d)``,
-any (w, xi) with ``H w + a' xi = -grad_y f`` gives
+Let x move in a direction d, y respond with v and the multipliers with ``theta``, and let ``s = -(a v + b d)`` be the
+rates at which rows get slack. Then any (w, xi) with ``H w + a' xi = -grad_y f`` gives the directional derivative
 
     Phi'(x; d) = (grad_x f + G' w + b' xi) d + sum_i (a_i w) theta_i + sum_i xi_i s_i.
 
-The sign conditions make the sums nonnegative whatever s_i and theta_i are. Those are complementary, so asking it of
-both at once is more than needed: the program's own dual solution is a direction with its s and theta, and where a row
-has both, two programs follow, one for each side. What is left is the steepest descent of Phi, or a bound on it.
+The sign conditions of strong stationarity make both sums nonnegative for all s_i and theta_i >= 0. But a row gets slack
+or a multiplier, not both: one of s_i and theta_i is zero, so one of the two conditions is enough. Which one depends on
+d. The dual solution of the program is a direction d with its s and theta. If a row has both there, the program is split
+in two, one for each case, and the larger of their distances counts. What is left in the end is the steepest descent of
+Phi, or a bound on it.
 """
 
 import dataclasses
@@ -19,27 +21,33 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import clock
+from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.stationarity.least_norm import LeastNorm, least_norm
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.exact.active_rows import MAX_DENSE, ActiveRows
+from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.kink import Kink, eliminate
 from bilevax.exact.sensitivity import PointDerivatives
+from bilevax.exact.settings import EXACT_SETTINGS
 
-# The condition of each kind of active row. STRONG (strongly active for all directions of x): a w = 0, xi free.
-# SOMETIMES_STRONG (for some directions only): a w = 0, xi >= 0. WEAK (weakly active, biactive): a w >= 0, xi >= 0; and
-# its two sides: STAYS_ACTIVE a w >= 0, xi free; GETS_SLACK a w free, xi >= 0.
+# The kinds of active rows, and what is asked of them:
+#   STRONG            strongly active for all directions of x           a w = 0,   xi free
+#   SOMETIMES_STRONG  strongly active for some directions only          a w = 0,   xi >= 0
+#   WEAK              weakly active (biactive)                          a w >= 0,  xi >= 0
+#   STAYS_ACTIVE      weakly active, in directions without slack        a w >= 0,  xi free
+#   GETS_SLACK        weakly active, in directions without multiplier   a w free,  xi >= 0
 STRONG, SOMETIMES_STRONG, WEAK, STAYS_ACTIVE, GETS_SLACK = range(5)
-_SIDES = {SOMETIMES_STRONG: (STRONG, WEAK), WEAK: (STAYS_ACTIVE, GETS_SLACK)}
-_MAX_BRANCHES = 100
-_BRANCH_WORK = 200_000
+# The two cases into which a row is split.
+_BRANCHES_OF = {SOMETIMES_STRONG: (STRONG, WEAK), WEAK: (STAYS_ACTIVE, GETS_SLACK)}
 
 
 @dataclasses.dataclass(frozen=True)
 class StrongSystem:
-    """The conditions on (w, xi) in a form that holds with and without w eliminated.
+    """The conditions on (w, xi), in one form with w eliminated and with w.
 
-    ``hessian w + a' xi = -f_y``, rows ``a w - compliance xi + response`` in place of a w, and the residual
-    ``f_x + mixed' w + b' xi`` plus normals of X.
+    They are ``hessian w + a' xi = -f_y``, the signs of ``a w - compliance xi + response`` and of xi that each row's
+    ``kind`` asks for, and ``f_x + mixed' w + b' xi + (a normal of X) = 0``, whose residual is the distance. With w
+    eliminated ``hessian``, ``mixed`` and ``a`` are empty; otherwise ``compliance`` and ``response`` are zero.
+    ``origin`` says which active rows these are.
     """
 
     f_x: np.ndarray
@@ -51,16 +59,17 @@ class StrongSystem:
     compliance: sp.csr_matrix
     response: np.ndarray
     kind: np.ndarray
-    origin: np.ndarray  # which active rows these are
+    origin: np.ndarray
     normals: sp.csr_matrix
     normal_free: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """A distance; in its dual direction, by how much rows have slack and multiplier at once (``clash``).
+    """The distance of a branch, and what its dual direction does to the rows.
 
-    ``opened`` is the slack that rows get there which are strongly active for some directions only.
+    ``clash`` is positive for rows that get slack and a multiplier at once, ``opened`` for rows that get slack though
+    they are strongly active for some directions.
     """
 
     distance: float
@@ -69,9 +78,9 @@ class _Answer:
 
 
 def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray) -> StrongSystem:
-    """Return the conditions at a point; rows neither weakly nor sometimes strongly active are strongly active."""
+    """Return the conditions at a point, given which rows are weakly active, and which are sometimes strongly active."""
     kind = np.where(active.equality, STRONG, np.where(sometimes, SOMETIMES_STRONG, np.where(weak, WEAK, STRONG)))
-    if active.a.shape[0] * active.a.shape[1] <= MAX_DENSE:
+    if active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
         kink = eliminate(point, active, kind != STRONG)
         if kink is not None:
             return _eliminated(point, kink, kind)
@@ -79,7 +88,7 @@ def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray,
 
 
 def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> StrongSystem:
-    """Return the conditions on the rows that are not strongly active, the others eliminated."""
+    """Return the conditions with w and the strongly active rows eliminated."""
     origin, empty = np.flatnonzero(kind != STRONG), sp.csr_matrix
     return StrongSystem(
         f_x=kink.gradient,
@@ -98,7 +107,7 @@ def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> Strong
 
 
 def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> StrongSystem:
-    """Return the conditions without the variables that a strongly active row of one entry fixes."""
+    """Return the conditions with w, without the variables that a strongly active row of one entry fixes."""
     a, b = sp.csr_matrix(active.a), sp.csr_matrix(active.b)
     uncoupled = np.diff(b.indptr) == 0
     fixing = np.flatnonzero((kind == STRONG) & uncoupled & (np.diff(a.indptr) == 1))
@@ -108,7 +117,7 @@ def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> St
     kept = ~uncoupled | (np.diff(a.indptr) > 0)
     kept[fixing] = False
     hessian = sp.csr_matrix(sp.csr_matrix(point.hessian)[movable][:, movable])
-    # Steep columns (the entropy of a tiny share) in the units of their curvature, or they drown the others.
+    # Variables of large curvature (the entropy of a tiny share) are scaled by it, or they would hide the others.
     unit = sp.diags(1 / np.sqrt(np.maximum(hessian.diagonal(), 1.0)))
     return StrongSystem(
         f_x=point.f_x,
@@ -127,17 +136,17 @@ def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> St
 
 
 def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.ndarray], bool]) -> tuple[float, int]:
-    """Return the residual of strong stationarity, or of its branches where it is not below ``good``; and their number.
+    """Return the distance from strong stationarity, after branching where it is above ``good``; and how many programs.
 
-    Best first: the branch with the largest distance is split until it is below ``good``, its direction is a true one,
-    or the work is spent. A true direction gives every row slack or a multiplier, not both, and gives slack only to rows
-    whose multipliers can all be zero at once, which ``can_vanish`` tells.
+    The branch with the largest distance is split next, until that distance is below ``good``, its dual direction is one
+    in which y can respond, or the work is spent. In such a direction every row gets slack or a multiplier, not both,
+    and only rows whose multipliers can all be zero at once get slack: ``can_vanish`` tells whether they can.
     """
     order = itertools.count()
     root = _solve(system, system.kind)
     queue = [(-root.distance, next(order), root, system.kind)]
     size = 1 + sum(system.a.shape) + system.a.nnz + system.compliance.nnz
-    limit = min(_MAX_BRANCHES, 1 + _BRANCH_WORK // size)
+    limit = min(STATIONARITY.branches, 1 + STATIONARITY.branch_work // size)
     solved = 1
     while True:
         _, _, answer, kind = queue[0]
@@ -151,26 +160,27 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
             return answer.distance, solved
         heapq.heappop(queue)
         row = int(np.argmax(split))
-        for side in _SIDES[int(kind[row])]:
+        for side in _BRANCHES_OF[int(kind[row])]:
             child = kind.copy()
             child[row] = side
             gone[row] = kind[row] == SOMETIMES_STRONG and side == WEAK
             if gone[row] and not can_vanish(system.origin[gone]):
                 continue
-            # More than the parent's distance is an inaccuracy of either of them: not cut off, to err on the safe side.
+            # A distance above the parent's is an inaccuracy of one of the two. It counts, to be on the safe side.
             part = _solve(system, child)
             heapq.heappush(queue, (-part.distance, next(order), part, child))
             solved += 1
 
 
 def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
+    """Solve the program of one branch, whose rows are of these kinds."""
     n_x, n_y, count, cone = len(system.f_x), len(system.f_y), len(kind), system.normals.shape[0]
     zero = sp.csr_matrix
-    counted = np.flatnonzero(kind != GETS_SLACK)  # rows whose a w is zero or nonnegative
-    pushed = np.isin(kind[counted], (WEAK, STAYS_ACTIVE))
-    signed = np.isin(kind, (SOMETIMES_STRONG, WEAK, GETS_SLACK))
+    counted = np.flatnonzero(kind != GETS_SLACK)  # rows with a w = 0 or a w >= 0
+    nonnegative = np.isin(kind[counted], (WEAK, STAYS_ACTIVE))  # those with a w >= 0
+    signed = np.isin(kind, (SOMETIMES_STRONG, WEAK, GETS_SLACK))  # rows with xi >= 0
     # Unknowns: the residual in x, a misfit, then w, xi, the normals of X, and a w where it may be positive.
-    above = sp.eye(len(counted), format="csc")[:, pushed]
+    above = sp.eye(len(counted), format="csc")[:, nonnegative]
     width = above.shape[1]
 
     def attempt(misfit: int) -> LeastNorm | None:
@@ -194,7 +204,8 @@ def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
         signs = np.concatenate([np.zeros(n_y, bool), signed, ~system.normal_free, np.ones(width, bool)])
         return least_norm(leading, leading + len(signs), equations, leading + np.flatnonzero(signs))
 
-    # Where the conditions contradict each other they give way, at a price: it bounds |v| and |theta| along with |d|.
+    # Where the conditions contradict each other they may be violated, which counts as part of the distance. In the dual
+    # program that bounds |v| and |theta| along with |d|.
     answer = attempt(0) or attempt(n_y + len(counted))
     if answer is None:
         return _Answer(np.inf, np.zeros(count), np.zeros(count))

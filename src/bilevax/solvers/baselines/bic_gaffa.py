@@ -1,6 +1,6 @@
 """BiC-GAFFA: single loop on a doubly regularised gap function, without any projection onto the coupled rows."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,10 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import CompiledSolver, Iterate
+from bilevax.solvers.base import Iterate
+from bilevax.solvers.baselines.growing_penalty import GrowingPenalty
 from bilevax.solvers.multipliers import Residual, Rows, all_hold, clip_multipliers, projected_gradient, proximal_step
-from bilevax.solvers.parameters import POSITIVE, SLOW_GROWTH, assign
+from bilevax.solvers.parameters import POSITIVE, assign
 
 
 class BiCGAFFAState(NamedTuple):
@@ -23,7 +24,7 @@ class BiCGAFFAState(NamedTuple):
     count: Any
 
 
-class BiCGAFFA(CompiledSolver):
+class BiCGAFFA(GrowingPenalty):
     """Gap function method (Yao, Yin, Zeng, Zhang, NeurIPS 2024).
 
     For g convex in y. With h = B x + A y, and rows as in `bilevax.solvers.multipliers`,
@@ -48,16 +49,7 @@ class BiCGAFFA(CompiledSolver):
         Bound on the multipliers z (r in the method's own paper).
     """
 
-    alpha: Any
-    beta: Any
-    eta: Any
-    gamma1: Any
-    gamma2: Any
-    c0: Any
-    p: Any
     R: Any
-
-    default_max_steps: ClassVar[int] = 100_000
 
     def __init__(
         self,
@@ -70,8 +62,8 @@ class BiCGAFFA(CompiledSolver):
         p: float = 0.3,
         R: float = 1000.0,
     ):
-        assign(self, POSITIVE, alpha=alpha, beta=beta, eta=eta, gamma1=gamma1, gamma2=gamma2, c0=c0, R=R)
-        assign(self, SLOW_GROWTH, p=p)
+        super().__init__(alpha, beta, eta, gamma1, gamma2, c0, p)
+        assign(self, POSITIVE, R=R)
 
     @classmethod
     def paper_svm(cls) -> "BiCGAFFA":
@@ -82,9 +74,8 @@ class BiCGAFFA(CompiledSolver):
         return BiCGAFFAState(x, y, jax.tree.map(jnp.zeros_like, problem.rows(x, y)), y, jnp.zeros_like(self.eta))
 
     def step(self, problem: BilevelProblem, state: BiCGAFFAState) -> BiCGAFFAState:
-        theta = trees.add_scaled(state.theta, -self.eta, self._theta_slope(problem, state))
-        theta = problem.y_set.project(theta)
-        x, y, z, _, count = state
+        x, y, z, theta, count = state
+        theta = self._theta_step(problem, theta, self._theta_slope(problem, x, y, theta, z))
         along_x, along_y, ascent_z = self._directions(problem, state._replace(theta=theta))
         z = proximal_step(problem, z, z, self.beta, ascent_z)
         return BiCGAFFAState(
@@ -95,22 +86,10 @@ class BiCGAFFA(CompiledSolver):
             count=count + 1,
         )
 
-    def _penalty(self, state: BiCGAFFAState) -> Any:
-        return self.c0 * (state.count + 1) ** self.p
-
-    def _theta_slope(self, problem: BilevelProblem, state: BiCGAFFAState) -> PyTree:
-        """Return the derivative in theta of what G maximises, negated."""
-        x, y, z, theta, _ = state
-        slope = jax.grad(problem.lower_value, argnums=1)(x, theta)
-        pull = problem.adjoint_y(x, theta, z)
-        return jax.tree.map(lambda a, b, t, o: a + b + (t - o) / self.gamma1, slope, pull, theta, y)
-
     def _directions(self, problem: BilevelProblem, state: BiCGAFFAState) -> tuple[PyTree, PyTree, Rows]:
         """Return the derivatives of ``f / c_k + G`` in x and y, and minus that in z without the support of z."""
-        x, y, z, theta, _ = state
-        penalty = self._penalty(state)
-        objective = lambda x, y: problem.upper_value(x, y) / penalty + problem.lower_value(x, y)
-        along_x, along_y = jax.grad(objective, argnums=(0, 1))(x, y)
+        x, y, z, theta, count = state
+        along_x, along_y = self._objective_gradient(problem, x, y, self._penalty(count))
         theta_x = jax.grad(problem.lower_value)(x, theta)
         rows = problem.rows(x, y)
         lam = proximal_step(problem, rows, z, self.gamma2, rows)
@@ -118,7 +97,7 @@ class BiCGAFFA(CompiledSolver):
         return (
             jax.tree.map(lambda a, b, c: a - b + c, along_x, theta_x, pull_x),
             jax.tree.map(lambda a, b, o, t: a + b - (o - t) / self.gamma1, along_y, pull_y, y, theta),
-            jax.tree.map(lambda row, new, old: row - (new - old) / self.gamma2, problem.rows(x, theta), lam, z),
+            self._multiplier_ascent(problem, x, theta, lam, z),
         )
 
     def terminate(
@@ -137,18 +116,18 @@ class BiCGAFFA(CompiledSolver):
 
         This says nothing of how large c_k is: the certificate does.
         """
-        x, y, z, theta, _ = state
-        penalty = self._penalty(state)
+        x, y, z, theta, count = state
+        penalty, outer = self._penalty(count), self._outer_factor
         along_x, along_y, ascent_z = self._directions(problem, state)
         grow = lambda tree: jax.tree.map(lambda leaf: penalty * leaf, tree)
         moved = clip_multipliers(problem, z, proximal_step(problem, z, z, 1.0, ascent_z), self.R)
-        tight = 0.1 * jnp.minimum(1.0, 1 / penalty)
-        slope = self._theta_slope(problem, state)
+        tight = self._tight_factor(penalty)
+        slope = self._theta_slope(problem, x, y, theta, z)
         residuals = {
             "theta": projected_gradient(problem.y_set.project, theta, slope, factor=tight),
-            "x": projected_gradient(problem.x_set.project, x, grow(along_x), factor=0.25),
-            "y": projected_gradient(problem.y_set.project, y, grow(along_y), factor=0.25),
-            "z": Residual(penalty * trees.max_abs(trees.subtract(moved, z)), penalty * trees.max_abs(ascent_z), 0.25),
+            "x": projected_gradient(problem.x_set.project, x, grow(along_x), factor=outer),
+            "y": projected_gradient(problem.y_set.project, y, grow(along_y), factor=outer),
+            "z": Residual(penalty * trees.max_abs(trees.subtract(moved, z)), penalty * trees.max_abs(ascent_z), outer),
         }
         done, record = all_hold(residuals, rtol, atol)
         return done, record | {"upper": problem.upper_value(x, y), "penalty": penalty}

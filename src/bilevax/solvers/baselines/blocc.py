@@ -24,6 +24,15 @@ class BLOCCState(NamedTuple):
     mu_F: Rows
 
 
+class _MaxMin(NamedTuple):
+    """A max-min problem on ``upper_weight f + lower_weight g + mu'h``, with its step sizes on y and mu."""
+
+    upper_weight: Any
+    lower_weight: Any
+    eta_y: Any
+    eta_mu: Any
+
+
 class BLOCC(CompiledSolver):
     """Penalty method with two inner max-min problems (Jiang, Li, Hong, Tarzanagh, Chen, NeurIPS 2024).
 
@@ -96,25 +105,18 @@ class BLOCC(CompiledSolver):
 
     def step(self, problem: BilevelProblem, state: BLOCCState) -> BLOCCState:
         x = state.x
-        y_g, mu_g = self._max_min(problem, x, state.y_g, state.mu_g, 0.0, 1.0, self.eta_1g, self.eta_2g)
-        y_F, mu_F = self._max_min(problem, x, state.y_F, state.mu_F, 1.0, self.gamma, self.eta_1F, self.eta_2F)
+        of_g, of_F = _MaxMin(0.0, 1.0, self.eta_1g, self.eta_2g), _MaxMin(1.0, self.gamma, self.eta_1F, self.eta_2F)
+        y_g, mu_g = self._max_min(problem, x, state.y_g, state.mu_g, of_g)
+        y_F, mu_F = self._max_min(problem, x, state.y_F, state.mu_F, of_F)
         grad_x, _, _ = gradients_of_k(problem, self.delta, x, y_F, y_g, self._scaled(mu_F), mu_g)
         x = problem.x_set.project(trees.add_scaled(x, -self.eta * self.gamma, grad_x))
         return BLOCCState(x, y_g, mu_g, y_F, mu_F)
 
-    def _max_min(
-        self,
-        problem: BilevelProblem,
-        x: PyTree,
-        y: PyTree,
-        mu: Rows,
-        upper_weight: Any,
-        lower_weight: Any,
-        eta_1: Any,
-        eta_2: Any,
-    ) -> tuple[PyTree, Rows]:
-        """Return (y, mu) after T rounds on ``upper_weight f + lower_weight g + mu'h``."""
-        value = lambda y: upper_weight * problem.upper_value(x, y) + lower_weight * problem.lower_value(x, y)
+    def _max_min(self, problem: BilevelProblem, x: PyTree, y: PyTree, mu: Rows, inner: _MaxMin) -> tuple[PyTree, Rows]:
+        """Return (y, mu) after T rounds on a max-min problem."""
+        value = lambda y: (
+            inner.upper_weight * problem.upper_value(x, y) + inner.lower_weight * problem.lower_value(x, y)
+        )
         whole = lambda count: jnp.round(count).astype(int)
 
         def round_of(_: Any, carry: tuple[PyTree, Rows, Rows]) -> tuple[PyTree, Rows, Rows]:
@@ -122,10 +124,10 @@ class BLOCC(CompiledSolver):
             ahead = jax.tree.map(lambda new, old: new + self.beta * (new - old), mu, before)
             pull = problem.adjoint_y(x, y, ahead)
             slope = lambda y: jax.tree.map(jnp.add, jax.grad(value)(y), pull)
-            descend = lambda _, y: problem.y_set.project(trees.add_scaled(y, -eta_1, slope(y)))
+            descend = lambda _, y: problem.y_set.project(trees.add_scaled(y, -inner.eta_y, slope(y)))
             y = jax.lax.fori_loop(0, whole(self.T_y), descend, y)
             rows = problem.rows(x, y)
-            return y, proximal_step(problem, rows, ahead, eta_2, rows), mu
+            return y, proximal_step(problem, rows, ahead, inner.eta_mu, rows), mu
 
         y, mu, _ = jax.lax.fori_loop(0, whole(self.T), round_of, (y, mu, mu))
         return y, mu

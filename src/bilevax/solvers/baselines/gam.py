@@ -1,5 +1,6 @@
 """GAM: descent along the least element of the gradients that meet near x, with exact lower levels."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -8,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import trees
+from bilevax._support.division import positive
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax.convex.minimise import minimise
@@ -21,11 +23,27 @@ from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.diary import Diary
 from bilevax.solvers.parameters import FRACTION, POSITIVE, assign
 
-_MAX_WEAK = 10  # up to this many weakly active rows every assignment is tried; beyond, 2^10 are drawn
-_SHORTEST = 1e-10  # a line search that gets here has failed
+
+@dataclasses.dataclass(frozen=True)
+class GAMSettings:
+    """Numbers that the method's paper leaves open."""
+
+    # Weakly active rows up to which every assignment is tried; of more rows as many assignments are drawn.
+    all_assignments: int = 10
+    # The step length at which a line search has failed.
+    shortest_step: float = 1e-10
+    # Rows are dependent, on a piece, if the eigenvalues of their compliance differ by more than this factor.
+    dependent: float = 1e-12
+    # The stopping test asks for this part of rtol.
+    stop_share: float = 0.1
+
+
+GAM_SETTINGS = GAMSettings()
 
 
 class _Point(NamedTuple):
+    """A point with its exact lower level and the value of Phi."""
+
     x: np.ndarray
     lower: ConvexSolution
     value: float
@@ -120,7 +138,8 @@ class GAM(HostSolver):
                     )
                 break
             direction = _least_element(flat, point.x, gradients, eps)
-            size, small = np.linalg.norm(direction), 0.1 * rtol * (1 + np.linalg.norm(gradients, axis=1).max())
+            largest = np.linalg.norm(gradients, axis=1).max()
+            size, small = np.linalg.norm(direction), GAM_SETTINGS.stop_share * rtol * (1 + largest)
             if size <= small and eps <= rtol:
                 yield _snapshot(point, "answer")._replace(final=True, converged=True)
                 return
@@ -140,7 +159,7 @@ class GAM(HostSolver):
     def _move(self, flat: FlatProblem, point: _Point, direction: np.ndarray) -> _Point | None:
         """Return the next point, or None where the line search finds none or the lower level is infeasible there."""
         length = float(self.alpha)
-        while length >= _SHORTEST:
+        while length >= GAM_SETTINGS.shortest_step:
             x = _project(flat, point.x - length * direction)
             moved = _evaluate(flat, x, point.lower.y)
             if not self.line_search:
@@ -169,7 +188,7 @@ def _project(flat: FlatProblem, x: np.ndarray) -> np.ndarray:
 def _gradients(flat: FlatProblem, point: _Point, eps: float) -> np.ndarray:
     """Return the gradient of Phi for each assignment of the weakly active rows, one a row of the result.
 
-    Those whose rows are dependent have none and are left out.
+    Assignments whose rows are dependent have no gradient and are left out.
     """
     rows = unit_rows(flat, point.x, point.lower)
     active = active_rows(flat, point.x, point.lower, rows, Margin(eps, eps))
@@ -180,7 +199,7 @@ def _gradients(flat: FlatProblem, point: _Point, eps: float) -> np.ndarray:
     for chosen in _assignments(int(active.weak.sum())):
         own = kink.compliance[np.ix_(chosen, chosen)]
         spectrum = np.linalg.eigvalsh((own + own.T) / 2)
-        if len(own) and spectrum[0] <= 1e-12 * max(spectrum[-1], 1e-300):
+        if len(own) and spectrum[0] <= GAM_SETTINGS.dependent * positive(spectrum[-1]):
             continue
         found.append(kink.gradient + kink.slope[chosen].T @ np.linalg.solve(own, kink.response[chosen]))
     return np.array(found)
@@ -188,10 +207,11 @@ def _gradients(flat: FlatProblem, point: _Point, eps: float) -> np.ndarray:
 
 def _assignments(count: int) -> Iterator[np.ndarray]:
     """Yield the rows held active in each assignment: all assignments of a few rows, a draw from those of many."""
-    if count <= _MAX_WEAK:
+    most = GAM_SETTINGS.all_assignments
+    if count <= most:
         choices = np.array(list(itertools.product([False, True], repeat=count)), bool).reshape(2**count, count)
     else:
-        choices = np.random.default_rng(0).random((2**_MAX_WEAK, count)) < 0.5
+        choices = np.random.default_rng(0).random((2**most, count)) < 0.5
         choices[0], choices[1] = False, True
     return map(np.flatnonzero, choices)
 

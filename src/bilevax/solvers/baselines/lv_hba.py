@@ -1,6 +1,6 @@
 """LV-HBA: single loop on a proximal Lagrangian value function, projecting onto the coupled rows."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,8 @@ from jaxtyping import Array, PyTree
 
 from bilevax._support import trees
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.base import CompiledSolver, Iterate
+from bilevax.solvers.base import Iterate
+from bilevax.solvers.baselines.growing_penalty import GrowingPenalty
 from bilevax.solvers.multipliers import (
     Residual,
     Rows,
@@ -18,7 +19,7 @@ from bilevax.solvers.multipliers import (
     proximal_step,
     system_residuals,
 )
-from bilevax.solvers.parameters import POSITIVE, SLOW_GROWTH, assign
+from bilevax.solvers.parameters import POSITIVE, assign
 from bilevax.solvers.projection import RowSet, project_onto, squared_norm
 
 
@@ -35,7 +36,7 @@ class LVHBAState(NamedTuple):
     count: Any
 
 
-class LVHBA(CompiledSolver):
+class LVHBA(GrowingPenalty):
     """Proximal Lagrangian value function method (Yao, Yu, Zeng, Zhang, ICLR 2024).
 
     For g convex in y and a nonempty ``C = {(x, y) : x in X, y in Y, lower <= h(x, y) <= upper}``, h = B x + A y, onto
@@ -62,16 +63,7 @@ class LVHBA(CompiledSolver):
         Bound on the multipliers z.
     """
 
-    alpha: Any
-    beta: Any
-    eta: Any
-    gamma1: Any
-    gamma2: Any
-    c0: Any
-    p: Any
     r: Any
-
-    default_max_steps: ClassVar[int] = 100_000
 
     def __init__(
         self,
@@ -84,8 +76,8 @@ class LVHBA(CompiledSolver):
         p: float = 0.3,
         r: float = 1000.0,
     ):
-        assign(self, POSITIVE, alpha=alpha, beta=beta, eta=eta, gamma1=gamma1, gamma2=gamma2, c0=c0, r=r)
-        assign(self, SLOW_GROWTH, p=p)
+        super().__init__(alpha, beta, eta, gamma1, gamma2, c0, p)
+        assign(self, POSITIVE, r=r)
 
     @classmethod
     def paper_svm(cls) -> "LVHBA":
@@ -101,9 +93,10 @@ class LVHBA(CompiledSolver):
 
     def step(self, problem: BilevelProblem, state: LVHBAState) -> LVHBAState:
         x, y, z, theta, lam, w, norm, count = state
-        slope, ascent = self._value_slopes(problem, state)
+        slope = self._theta_slope(problem, x, y, theta, lam)
+        ascent = self._multiplier_ascent(problem, x, theta, lam, z)
         rows = problem.rows(x, theta)
-        theta = problem.y_set.project(trees.add_scaled(theta, -self.eta, slope))
+        theta = self._theta_step(problem, theta, slope)
         lam = proximal_step(problem, rows, lam, self.eta, ascent)
         direction = self._direction(problem, state._replace(theta=theta, lam=lam))
         (x, y), w = project_onto(_coupled_set(problem, x, y), trees.add_scaled((x, y), -self.alpha, direction), w, norm)
@@ -111,24 +104,10 @@ class LVHBA(CompiledSolver):
         z = clip_multipliers(problem, rows, z, self.r)
         return LVHBAState(x, y, z, theta, lam, w, norm, count + 1)
 
-    def _penalty(self, state: LVHBAState) -> Any:
-        return self.c0 * (state.count + 1) ** self.p
-
-    def _value_slopes(self, problem: BilevelProblem, state: LVHBAState) -> tuple[PyTree, Rows]:
-        """Return the derivatives in theta and in lam of the function behind v."""
-        x, y, z, theta, lam, *_ = state
-        slope = jax.grad(problem.lower_value, argnums=1)(x, theta)
-        pull = problem.adjoint_y(x, theta, lam)
-        slope = jax.tree.map(lambda a, b, t, o: a + b + (t - o) / self.gamma1, slope, pull, theta, y)
-        ascent = jax.tree.map(lambda row, new, old: row - (new - old) / self.gamma2, problem.rows(x, theta), lam, z)
-        return slope, ascent
-
     def _direction(self, problem: BilevelProblem, state: LVHBAState) -> tuple[PyTree, PyTree]:
         """Return the gradient of ``f / c_k + g - v`` in x and y."""
         x, y, _, theta, lam, *_ = state
-        penalty = self._penalty(state)
-        objective = lambda x, y: problem.upper_value(x, y) / penalty + problem.lower_value(x, y)
-        along_x, along_y = jax.grad(objective, argnums=(0, 1))(x, y)
+        along_x, along_y = self._objective_gradient(problem, x, y, self._penalty(state.count))
         value_x = jax.grad(problem.lower_value)(x, theta)
         pull = problem.adjoint_x(x, theta, lam)
         return (
@@ -158,24 +137,25 @@ class LVHBA(CompiledSolver):
         This says nothing of how large c_k is: the certificate does.
         """
         x, y, z, theta, lam, w, *_ = state
-        penalty = self._penalty(state)
+        penalty, outer = self._penalty(state.count), self._outer_factor
         scale = lambda tree, factor: jax.tree.map(lambda leaf: factor * leaf, tree)
-        slope, ascent = self._value_slopes(problem, state)
-        force = scale(w, penalty / self.alpha)
+        slope = self._theta_slope(problem, x, y, theta, lam)
+        ascent = self._multiplier_ascent(problem, x, theta, lam, z)
+        multipliers = scale(w, penalty / self.alpha)
         along_x, along_y = scale(self._direction(problem, state), penalty)
-        along_x = jax.tree.map(jnp.add, along_x, problem.adjoint_x(x, y, force))
-        along_y = jax.tree.map(jnp.add, along_y, problem.adjoint_y(x, y, force))
+        along_x = jax.tree.map(jnp.add, along_x, problem.adjoint_x(x, y, multipliers))
+        along_y = jax.tree.map(jnp.add, along_y, problem.adjoint_y(x, y, multipliers))
         along_z = scale(trees.subtract(z, lam), penalty / self.gamma2)
-        tight = 0.1 * jnp.minimum(1.0, 1 / penalty)
+        tight = self._tight_factor(penalty)
         theta_part, lam_part = system_residuals(problem, x, theta, lam, slope, ascent, factor=tight)
-        y_part, row_part = system_residuals(problem, x, y, force, along_y, factor=0.25)
+        y_part, row_part = system_residuals(problem, x, y, multipliers, along_y, factor=outer)
         residuals: dict[str, Residual] = {
             "theta": theta_part,
             "lam": lam_part,
-            "x": projected_gradient(problem.x_set.project, x, along_x, factor=0.25),
+            "x": projected_gradient(problem.x_set.project, x, along_x, factor=outer),
             "y": y_part,
             "rows": row_part,
-            "z": projected_gradient(lambda z: clip_multipliers(problem, lam, z, self.r), z, along_z, factor=0.25),
+            "z": projected_gradient(lambda z: clip_multipliers(problem, lam, z, self.r), z, along_z, factor=outer),
         }
         done, record = all_hold(residuals, rtol, atol)
         return done, record | {"upper": problem.upper_value(x, y), "penalty": penalty}

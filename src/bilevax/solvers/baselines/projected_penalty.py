@@ -100,8 +100,8 @@ class ProjectedPenalty(CompiledSolver):
         x = problem.x_set.project(trees.add_scaled(x, -self.xi / self.sigma, grad_x))
         return ProjectedPenaltyState(x, y, z, w_y, w_z, norm)
 
-    def _forces(self, w: Rows) -> Rows:
-        """Return a projection's multipliers as those of the function that was stepped on."""
+    def _multipliers(self, w: Rows) -> Rows:
+        """Return a projection's multipliers as those of the lower problem on which the step was taken."""
         return jax.tree.map(lambda leaf: leaf / self.eta, w)
 
     def terminate(
@@ -113,12 +113,12 @@ class ProjectedPenalty(CompiledSolver):
         multipliers divided by eta.
         """
         x, y, z, w_y, w_z, _ = state
-        residuals = penalty_residuals(problem, self.sigma, x, y, z, self._forces(w_y), self._forces(w_z))
+        residuals = penalty_residuals(problem, self.sigma, x, y, z, self._multipliers(w_y), self._multipliers(w_z))
         done, record = all_hold(residuals, rtol, atol)
         return done, record | {"upper": problem.upper_value(x, y)}
 
     def iterate(self, state: ProjectedPenaltyState) -> Iterate:
-        return Iterate(state.x, state.y, self._forces(state.w_z))
+        return Iterate(state.x, state.y, self._multipliers(state.w_z))
 
 
 def _lower_set(problem: BilevelProblem, x: PyTree, y: PyTree) -> RowSet:

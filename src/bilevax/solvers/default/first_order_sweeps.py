@@ -1,83 +1,41 @@
 """The compiled part of the first-order oracle: primal-dual sweeps on a pair of perturbed lower levels.
 
-`first_order` says what the pair is and chooses smoothing and step sizes. Here one sweep is a three-operator splitting
-step (PD3O) on both systems: a gradient, A and A' each. Anderson acceleration over the last sweeps, with the plain sweep
-to fall back on, makes it a Krylov method once the active set has settled. Below are the numbers from which step sizes
-are chosen: lengths of the rows of A and of g's Hessian, and the largest curvature, by power iteration.
+`first_order` says what the pair is and chooses smoothing and step sizes. One sweep is a three-operator splitting step
+(PD3O) on both lower levels, which takes a gradient and a product with A and with A' for each. Anderson acceleration
+extrapolates from the last sweeps, and is taken back where it fails; once the active set has settled the sweeps are
+affine, and it becomes a Krylov method.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from bilevax._support import trees
-from bilevax.model.coupling import LinearCoupling
-from bilevax.model.problem import BilevelProblem
-
-
-class LowerLevel(eqx.Module):
-    """The problem on flat vectors, inside compiled code."""
-
-    problem: BilevelProblem
-    x_like: PyTree
-    y_like: PyTree
-
-    def objective(self, x: Array, y: Array) -> Array:
-        return self.problem.lower_value(self.x_tree(x), self.y_tree(y))
-
-    def upper(self, x: Array, y: Array) -> Array:
-        return self.problem.upper_value(self.x_tree(x), self.y_tree(y))
-
-    def project(self, y: Array) -> Array:
-        return trees.flatten(self.problem.y_set.project(self.y_tree(y)))
-
-    def x_tree(self, x: Array) -> PyTree:
-        return trees.unflatten(x, self.x_like)
-
-    def y_tree(self, y: Array) -> PyTree:
-        return trees.unflatten(y, self.y_like)
-
-    def fixed(self, x: Array) -> tuple[Array, ...]:
-        """Return what x adds to the rows of each coupling that has a matrix; the others take x as it is."""
-        tree = self.x_tree(x)
-        return tuple(
-            part.B.mv(trees.flatten(tree)) if isinstance(part, LinearCoupling) and part.B is not None else jnp.zeros(())
-            for part in self.problem.coupling
-        )
-
-    def rows(self, x: Array, fixed: tuple[Array, ...], y: Array) -> Array:
-        """Return ``B x + A y``, with ``B x`` not applied anew."""
-        parts = [
-            part.A.mv(y) + offset
-            if isinstance(part, LinearCoupling)
-            else trees.flatten(part.value(self.x_tree(x), self.y_tree(y), self.problem.data))
-            for part, offset in zip(self.problem.coupling, fixed, strict=True)
-        ]
-        return jnp.concatenate(parts) if parts else jnp.zeros(0)
-
-    def row_tree(self, rows: Array) -> PyTree:
-        like = jax.eval_shape(lambda x, y: self.problem.rows(x, y), self.x_like, self.y_like)
-        return trees.unflatten(rows, like)
-
-    def adjoint_y(self, forces: Array) -> Array:
-        zero = trees.zeros(self.x_like), trees.zeros(self.y_like)
-        return trees.flatten(self.problem.adjoint_y(*zero, self.row_tree(forces)))
-
-    def adjoint_x(self, forces: Array) -> Array:
-        zero = trees.zeros(self.x_like), trees.zeros(self.y_like)
-        return trees.flatten(self.problem.adjoint_x(*zero, self.row_tree(forces)))
-
-    def bounds(self) -> tuple[Array, Array]:
-        like = jax.eval_shape(lambda x, y: self.problem.rows(x, y), self.x_like, self.y_like)
-        low, high = self.problem.row_bounds(trees.zeros(like))
-        return trees.flatten(low), trees.flatten(high)
+from bilevax._support.division import positive
+from bilevax.solvers.default.first_order_lower import LowerLevel, both
+from bilevax.solvers.default.first_order_settings import FIRST_ORDER
 
 
 class Setting(NamedTuple):
-    """The numbers of one smoothed problem: all traced, so that new ones compile nothing."""
+    """The numbers of one smoothed problem: all traced, so that new ones compile nothing.
+
+    Attributes
+    ----------
+    x
+        The point.
+    delta, softness
+        The weight of f in the perturbed lower levels, and how far a multiplier of 1 moves its row's sides.
+    lower, upper, tighten
+        The rows' sides, and by how much they are tightened in one lower level and widened in the other.
+    tau, sigma
+        Step sizes of y and of the multipliers.
+    face_lower, face_upper
+        Bounds of X, infinite where it has others than bounds.
+    """
 
     x: Array
     delta: Array
@@ -91,8 +49,25 @@ class Setting(NamedTuple):
     face_upper: Array
 
 
+class Goal(NamedTuple):
+    """When sweeps end: the hypergradient's error is at most ``share`` of its size, or ``limit`` sweeps are done.
+
+    Its size is the length of its projected step, which counts as at least ``floor`` and at most ``ceiling``: before
+    convergence hypergradients may be huge.
+    """
+
+    share: Array
+    floor: Array
+    ceiling: Array
+    limit: Array
+
+
 class Memory(NamedTuple):
-    """Anderson's memory: changes of the residual and of the swept point over the last accepted sweeps."""
+    """Anderson's memory: changes of the residual and of the swept point over the last accepted sweeps.
+
+    ``gram`` holds the products of all changes of the residual, ``head`` is where the next pair is put, and ``stored``
+    counts the latest pairs that are in use.
+    """
 
     residuals: Array
     images: Array
@@ -101,18 +76,60 @@ class Memory(NamedTuple):
     stored: Array
 
 
+def empty_memory(size: int, n: int, m: int) -> Memory:
+    """Return a memory for ``size`` sweeps of n variables and m rows that holds nothing yet."""
+    return Memory(
+        jnp.zeros((size, 2 * (n + m))),
+        jnp.zeros((size, 2 * (2 * n + m))),
+        jnp.zeros((size, size)),
+        jnp.zeros((), int),
+        jnp.zeros((), int),
+    )
+
+
+class Start(NamedTuple):
+    """From where sweeps begin: a state, Anderson's memory, and the largest ratio of error to residual so far."""
+
+    state: Array
+    memory: Memory
+    ratio: Array
+
+
 class _Swept(NamedTuple):
-    """What a sweep makes of a state, and what it sees on the way: both gradients of g in y, the hypergradient."""
+    """The image of a state under one sweep, and what was computed on the way: see `Solved`.
+
+    ``slope`` is the gradient of g in y at both answers.
+    """
 
     image: Array
     y: Array
-    force: Array
+    multipliers: Array
     slope: Array
     gradient: Array
 
 
-class _Inner(NamedTuple):
-    """The loop: the state, the last plain sweep, and what the stopping test remembers."""
+class Loop(NamedTuple):
+    """The loop of sweeps, which can be paused and resumed.
+
+    Attributes
+    ----------
+    state, fallback
+        The state to be swept next, and the last image of a plain sweep, to which a failed extrapolation returns.
+    residual, norm, swept
+        What the last sweep changed, its length, and the sweep itself.
+    memory, ratio
+        Anderson's memory, and the largest ratio of the hypergradient's error to the residual, slowly forgotten.
+    sweeps
+        Their number.
+    has_previous, accelerated
+        Whether the last sweep was accepted, and whether ``state`` is an extrapolation.
+    error
+        The estimated error of the hypergradient.
+    good
+        Accurate sweeps in a row.
+    steep
+        Whether g bends more than the step sizes allow for.
+    """
 
     state: Array
     fallback: Array
@@ -130,39 +147,41 @@ class _Inner(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """The smoothed problem's answer, and the loop as it stands: where ``unfinished``, to be gone on with."""
+    """The answer of the smoothed problem, and the loop as it stands.
+
+    Attributes
+    ----------
+    state
+        From where other sweeps may begin.
+    y, multipliers
+        Both answers and their multipliers, one a row.
+    value, gradient, error
+        The smoothed objective, its gradient and the estimated error of that.
+    accurate
+        Whether the error is as small as the goal asks for.
+    loop, unfinished
+        The loop, and whether it ended only because of the limit.
+    """
 
     state: Array
     y: Array
-    force: Array
+    multipliers: Array
     value: Array
     gradient: Array
     error: Array
-    sweeps: Array
     accurate: Array
-    steep: Array
-    ratio: Array
-    memory: Memory
-    loop: _Inner
+    loop: Loop
     unfinished: Array
 
 
-_SAFE = 2.0  # an extrapolation that makes the residual grow by more is taken back
-_FEWEST = 4  # sweeps before an answer counts as accurate
-_FADING = 0.97  # by which the largest ratio of error to residual seen so far is forgotten in a sweep
-_SIGNAL = 3e-2  # residual against the difference of the two systems, at most
-_BEND = 1.2  # times the curvature that the step sizes allow for, at most
-
-
-def _both(function: Any, pair: Any) -> Array:
-    return jnp.stack([function(pair[0]), function(pair[1])])
-
-
 def _sweep(lower: LowerLevel, setting: Setting, fixed: Any, state: Array) -> _Swept:
-    """One primal-dual step on both systems; ``state`` is (q, forces, A' forces) side by side."""
+    """One primal-dual step on both lower levels; ``state`` is (q, multipliers, A' multipliers) side by side.
+
+    y is the projection of q onto Y.
+    """
     n, m = trees.size(lower.y_like), setting.lower.shape[0]
-    q, force, pull = state[:, :n], state[:, n : n + m], state[:, n + m :]
-    y = _both(lower.project, q)
+    q, multipliers, pull = state[:, :n], state[:, n : n + m], state[:, n + m :]
+    y = both(lower.project, q)
     f_x, f_y = jax.grad(lower.upper, argnums=(0, 1))(setting.x, 0.5 * (y[0] + y[1]))
     g_x, g_y = (
         jnp.stack(part)
@@ -170,26 +189,29 @@ def _sweep(lower: LowerLevel, setting: Setting, fixed: Any, state: Array) -> _Sw
     )
     sign = jnp.array([[1.0], [-1.0]])
     ahead = y - setting.tau * (g_y + sign * setting.delta * f_y)
-    rows = _both(lambda v: lower.rows(setting.x, fixed, v), ahead + y - q - setting.tau * pull)
-    wanted = force / setting.sigma + rows
+    rows = both(lambda v: lower.rows(setting.x, fixed, v), ahead + y - q - setting.tau * pull)
+    wanted = multipliers / setting.sigma + rows
     low, high = _tightened(setting, sign)
-    force = (wanted - jnp.clip(wanted, low, high)) * (setting.sigma / (1 + setting.sigma * setting.softness))
-    pull = _both(lower.adjoint_y, force)
-    gradient = f_x + (g_x[0] - g_x[1] + lower.adjoint_x(force[0] - force[1])) / (2 * setting.delta)
-    return _Swept(jnp.concatenate([ahead - setting.tau * pull, force, pull], axis=1), y, force, g_y, gradient)
+    multipliers = (wanted - jnp.clip(wanted, low, high)) * (setting.sigma / (1 + setting.sigma * setting.softness))
+    pull = both(lower.adjoint_y, multipliers)
+    apart = lower.adjoint_x(multipliers[0] - multipliers[1])
+    gradient = f_x + (g_x[0] - g_x[1] + apart) / (2 * setting.delta)
+    image = jnp.concatenate([ahead - setting.tau * pull, multipliers, pull], axis=1)
+    return _Swept(image, y, multipliers, g_y, gradient)
 
 
 def _tightened(setting: Setting, sign: Array) -> tuple[Array, Array]:
     return setting.lower + sign * setting.tighten, setting.upper - sign * setting.tighten
 
 
-def _value(lower: LowerLevel, setting: Setting, fixed: Any, y: Array, force: Array) -> Array:
+def _value(lower: LowerLevel, setting: Setting, fixed: Any, y: Array, multipliers: Array) -> Array:
+    """Return the smoothed objective, as `first_order` defines it."""
     low, high = _tightened(setting, jnp.array([[1.0], [-1.0]]))
 
     def lagrangian(k: int) -> Array:
-        side = jnp.where(force[k] > 0, high[k], jnp.where(force[k] < 0, low[k], 0.0))
+        side = jnp.where(multipliers[k] > 0, high[k], jnp.where(multipliers[k] < 0, low[k], 0.0))
         gap = lower.rows(setting.x, fixed, y[k]) - side
-        return lower.objective(setting.x, y[k]) + force[k] @ (gap - 0.5 * setting.softness * force[k])
+        return lower.objective(setting.x, y[k]) + multipliers[k] @ (gap - 0.5 * setting.softness * multipliers[k])
 
     middle = lower.upper(setting.x, 0.5 * (y[0] + y[1]))
     return middle + (lagrangian(0) - lagrangian(1)) / (2 * setting.delta)
@@ -197,115 +219,116 @@ def _value(lower: LowerLevel, setting: Setting, fixed: Any, y: Array, force: Arr
 
 @eqx.filter_jit
 def sweep_until_accurate(
-    lower: LowerLevel,
-    setting: Setting,
-    state: Array,
-    memory: Memory,
-    ratio: Array,
-    share: Array,
-    floor: Array,
-    ceiling: Array,
-    limit: Array,
-    paused: _Inner | None = None,
+    lower: LowerLevel, setting: Setting, start: Start, goal: Goal, paused: Loop | None = None
 ) -> Solved:
-    """Sweep until the hypergradient's error is below ``share`` of its projection's size, twice in a row.
+    """Sweep until the hypergradient is as accurate as the goal asks for, twice in a row.
 
-    The size counts from ``floor`` to ``ceiling``: on the way hypergradients may be huge, and far from converged. A loop
-    that was ``paused`` at its ``limit`` goes on as if it had not been.
+    A loop that was ``paused`` at its limit goes on as if it had not been.
     """
-    n, m = trees.size(lower.y_like), setting.lower.shape[0]
     fixed = lower.fixed(setting.x)
     # The metric in which a sweep is nonexpansive.
     weight = jnp.concatenate([1 / jnp.sqrt(setting.tau), 1 / jnp.sqrt(setting.sigma)])
 
-    def goal(gradient: Array) -> Array:
+    def body(loop: Loop) -> Loop:
+        return _advance(loop, _sweep(lower, setting, fixed, loop.state), weight, _wanted_error(setting, goal))
+
+    proceed = lambda loop: _unfinished(loop) & (loop.sweeps < goal.limit)
+    loop = jax.lax.while_loop(proceed, body, _first_loop(lower, setting, start) if paused is None else paused)
+    swept = loop.swept
+    return Solved(
+        state=loop.fallback,
+        y=swept.y,
+        multipliers=swept.multipliers,
+        value=_value(lower, setting, fixed, swept.y, swept.multipliers),
+        gradient=swept.gradient,
+        error=loop.error,
+        accurate=(loop.good >= FIRST_ORDER.accurate_sweeps) & ~loop.steep,
+        loop=loop,
+        unfinished=_unfinished(loop),
+    )
+
+
+def _wanted_error(setting: Setting, goal: Goal) -> Callable[[Array], Array]:
+    """Return the function that tells which error of a hypergradient is small enough."""
+
+    def wanted(gradient: Array) -> Array:
         step = jnp.clip(setting.x - gradient, setting.face_lower, setting.face_upper) - setting.x
-        return share * jnp.clip(jnp.linalg.norm(step), floor, ceiling)
+        return goal.share * jnp.clip(jnp.linalg.norm(step), goal.floor, goal.ceiling)
 
-    def body(loop: _Inner) -> _Inner:
-        swept = _sweep(lower, setting, fixed, loop.state)
-        residual = (weight * (swept.image - loop.state)[:, : n + m]).ravel()
-        norm = jnp.linalg.norm(residual)
-        rejected = loop.accelerated & ~(norm <= _SAFE * loop.norm)
-        known = loop.has_previous & ~rejected
-        change = residual - loop.residual
-        memory, step = _extrapolate(loop.memory, change, (swept.image - loop.fallback).ravel(), residual, known)
-        memory = memory._replace(stored=jnp.where(rejected, loop.memory.stored // 2, memory.stored))
-        state = jnp.where(rejected, loop.fallback, swept.image - step.reshape(swept.image.shape))
-        moved = jnp.linalg.norm(swept.gradient - loop.swept.gradient)
-        seen = jnp.where(known, moved / jnp.maximum(jnp.linalg.norm(change), 1e-300), 0.0)
-        seen = jnp.where(loop.ratio > 0, jnp.minimum(seen, 1e3 * loop.ratio), seen)
-        ratio = jnp.where(known, jnp.maximum(_FADING * loop.ratio, seen), loop.ratio)
-        error = jnp.where(known, jnp.maximum(ratio * norm, moved), jnp.inf)
-        # The difference of the two systems carries the hypergradient: it has to stand out of their residuals.
-        both = weight * jnp.concatenate([swept.y[0] - swept.y[1], swept.force[0] - swept.force[1]])
-        half = residual.reshape(2, n + m)
-        signal = jnp.linalg.norm(half[0] - half[1]) <= _SIGNAL * jnp.linalg.norm(both)
-        good = jnp.where((error <= goal(swept.gradient)) & signal, loop.good + 1, 0)
-        # Where g bends more than the steps allow for, they are too long.
-        travel = weight[:n] * (swept.y - loop.swept.y)
-        bend = jnp.linalg.norm((swept.slope - loop.swept.slope) / weight[:n])
-        far = jnp.linalg.norm(travel) > 1e-8 * jnp.linalg.norm(weight[:n] * swept.y)
-        steep = known & far & (bend > _BEND * jnp.linalg.norm(travel))
-        return _Inner(
-            state=state,
-            fallback=jnp.where(rejected, loop.fallback, swept.image),
-            residual=residual,
-            norm=norm,
-            swept=swept,
-            memory=memory,
-            sweeps=loop.sweeps + 1,
-            has_previous=~rejected,
-            accelerated=(memory.stored > 0) & ~rejected,
-            ratio=ratio,
-            error=error,
-            good=good,
-            steep=steep,
-        )
+    return wanted
 
-    def unfinished(loop: _Inner) -> Array:
-        done = (loop.good >= 2) & (loop.sweeps >= _FEWEST)
-        sane = jnp.isfinite(loop.norm) | ~loop.has_previous  # a rejected extrapolation may be anything
-        return ~done & sane & ~loop.steep
 
-    nothing = jnp.zeros(())
-    first = _Inner(
+def _unfinished(loop: Loop) -> Array:
+    done = (loop.good >= FIRST_ORDER.accurate_sweeps) & (loop.sweeps >= FIRST_ORDER.fewest_sweeps)
+    finite = jnp.isfinite(loop.norm) | ~loop.has_previous  # after a rejected extrapolation the norm may be anything
+    return ~done & finite & ~loop.steep
+
+
+def _first_loop(lower: LowerLevel, setting: Setting, start: Start) -> Loop:
+    n, m = trees.size(lower.y_like), setting.lower.shape[0]
+    state, nothing = start.state, jnp.zeros(())
+    return Loop(
         state=state,
         fallback=state,
         residual=jnp.zeros(2 * (n + m)),
         norm=nothing,
         swept=_Swept(state, state[:, :n], state[:, n : n + m], state[:, :n], jnp.zeros_like(setting.x)),
-        memory=memory,
+        memory=start.memory,
         sweeps=jnp.zeros((), int),
         has_previous=jnp.zeros((), bool),
         accelerated=jnp.zeros((), bool),
-        ratio=ratio,
+        ratio=start.ratio,
         error=nothing + jnp.inf,
         good=jnp.zeros((), int),
         steep=jnp.zeros((), bool),
     )
-    proceed = lambda loop: unfinished(loop) & (loop.sweeps < limit)
-    loop = jax.lax.while_loop(proceed, body, first if paused is None else paused)
-    swept = loop.swept
-    return Solved(
-        state=loop.fallback,
-        y=swept.y,
-        force=swept.force,
-        value=_value(lower, setting, fixed, swept.y, swept.force),
-        gradient=swept.gradient,
-        error=loop.error,
-        sweeps=loop.sweeps,
-        accurate=(loop.good >= 2) & ~loop.steep,
-        steep=loop.steep,
-        ratio=loop.ratio,
-        memory=loop.memory,
-        loop=loop,
-        unfinished=unfinished(loop),
+
+
+def _advance(loop: Loop, swept: _Swept, weight: Array, wanted_error: Callable[[Array], Array]) -> Loop:
+    """Return the loop after a sweep: extrapolated, or taken back where the last extrapolation failed."""
+    n = swept.y.shape[1]
+    residual = (weight * (swept.image - loop.state)[:, : weight.size]).ravel()
+    norm = jnp.linalg.norm(residual)
+    rejected = loop.accelerated & ~(norm <= FIRST_ORDER.extrapolation_growth * loop.norm)
+    known = loop.has_previous & ~rejected
+    change = residual - loop.residual
+    memory, step = _extrapolate(loop.memory, change, (swept.image - loop.fallback).ravel(), residual, known)
+    memory = memory._replace(stored=jnp.where(rejected, loop.memory.stored // 2, memory.stored))
+    state = jnp.where(rejected, loop.fallback, swept.image - step.reshape(swept.image.shape))
+    moved = jnp.linalg.norm(swept.gradient - loop.swept.gradient)
+    seen = jnp.where(known, moved / positive(jnp.linalg.norm(change)), 0.0)
+    seen = jnp.where(loop.ratio > 0, jnp.minimum(seen, FIRST_ORDER.ratio_growth * loop.ratio), seen)
+    ratio = jnp.where(known, jnp.maximum(FIRST_ORDER.ratio_decay * loop.ratio, seen), loop.ratio)
+    error = jnp.where(known, jnp.maximum(ratio * norm, moved), jnp.inf)
+    # The hypergradient comes from the difference of the two lower levels, which has to stand out of their residuals.
+    apart = weight * jnp.concatenate([swept.y[0] - swept.y[1], swept.multipliers[0] - swept.multipliers[1]])
+    half = residual.reshape(2, weight.size)
+    clear = jnp.linalg.norm(half[0] - half[1]) <= FIRST_ORDER.largest_noise * jnp.linalg.norm(apart)
+    good = jnp.where((error <= wanted_error(swept.gradient)) & clear, loop.good + 1, 0)
+    # Where g bends more than the steps allow for, they are too long.
+    travel = weight[:n] * (swept.y - loop.swept.y)
+    bend = jnp.linalg.norm((swept.slope - loop.swept.slope) / weight[:n])
+    far = jnp.linalg.norm(travel) > FIRST_ORDER.least_move * jnp.linalg.norm(weight[:n] * swept.y)
+    steep = known & far & (bend > FIRST_ORDER.largest_bend * jnp.linalg.norm(travel))
+    return Loop(
+        state=state,
+        fallback=jnp.where(rejected, loop.fallback, swept.image),
+        residual=residual,
+        norm=norm,
+        swept=swept,
+        memory=memory,
+        sweeps=loop.sweeps + 1,
+        has_previous=~rejected,
+        accelerated=(memory.stored > 0) & ~rejected,
+        ratio=ratio,
+        error=error,
+        good=good,
+        steep=steep,
     )
 
 
 def _extrapolate(memory: Memory, change: Array, image: Array, residual: Array, known: Array) -> tuple[Memory, Array]:
-    """Store a pair of changes if it is ``known``, and return what to subtract from the plain sweep."""
+    """Store a pair of changes if they are ``known``, and return what to subtract from the image of the sweep."""
     head, size = memory.head, memory.residuals.shape[0]
     put = lambda rows, row: rows.at[head].set(jnp.where(known, row, rows[head]))
     residuals, images = put(memory.residuals, change), put(memory.images, image)
@@ -314,62 +337,8 @@ def _extrapolate(memory: Memory, change: Array, image: Array, residual: Array, k
     count = jnp.where(known, jnp.minimum(memory.stored + 1, size), memory.stored)
     head = jnp.where(known, (head + 1) % size, head)
     valid = (head - 1 - jnp.arange(size)) % size < count
-    scale = jnp.where(valid, 1 / jnp.sqrt(jnp.maximum(jnp.diag(gram), 1e-300)), 0.0)
-    system = gram * scale[:, None] * scale[None, :] + jnp.diag(jnp.where(valid, 1e-10, 1.0))
+    scale = jnp.where(valid, 1 / jnp.sqrt(positive(jnp.diag(gram))), 0.0)
+    system = gram * scale[:, None] * scale[None, :] + jnp.diag(jnp.where(valid, FIRST_ORDER.gram_regularisation, 1.0))
     weights = scale * jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(system), scale * (residuals @ residual))
     weights = jnp.where(jnp.isfinite(weights).all(), weights, 0.0)
     return Memory(residuals, images, gram, head, count), weights @ images
-
-
-@eqx.filter_jit
-def project_both(lower: LowerLevel, pair: Array) -> Array:
-    """Return two points projected onto Y."""
-    return _both(lower.project, pair)
-
-
-@eqx.filter_jit
-def row_lengths(lower: LowerLevel, probes: Array) -> Array:
-    """Return the length of each row of A; ``probes`` are unit vectors, or random signs for an estimate."""
-    x = jnp.zeros(trees.size(lower.x_like))
-    zero = lower.rows(x, lower.fixed(x), jnp.zeros(probes.shape[1]))
-    squares = jax.lax.map(lambda v: (lower.rows(x, lower.fixed(x), v) - zero) ** 2, probes)
-    return jnp.sqrt(jnp.sum(squares, axis=0))
-
-
-@eqx.filter_jit
-def row_norm(lower: LowerLevel, scale: Array, tau: Array, start: Array) -> Array:
-    """Return the norm of ``diag(scale) A diag(tau)^(1/2)`` by power iteration."""
-    x = jnp.zeros(trees.size(lower.x_like))
-    zero = lower.rows(x, lower.fixed(x), jnp.zeros_like(start))
-    root = jnp.sqrt(tau)
-    apply = lambda v: root * lower.adjoint_y(scale**2 * (lower.rows(x, lower.fixed(x), root * v) - zero))
-    return jnp.sqrt(_largest(apply, start, 1e-4, 60))
-
-
-@eqx.filter_jit
-def hessian_row_lengths(lower: LowerLevel, x: Array, y: Array, probes: Array) -> Array:
-    """Return the length of each row of g's Hessian in y, the larger of two points; ``probes`` as for `row_lengths`."""
-    gradient = jax.grad(lower.objective, argnums=1)
-    product = lambda y, v: jax.jvp(lambda y: gradient(x, y), (y,), (v,))[1]
-    lengths = lambda y: jnp.sqrt(jnp.sum(jax.lax.map(lambda v: product(y, v) ** 2, probes), axis=0))
-    return jnp.maximum(lengths(y[0]), lengths(y[1]))
-
-
-@eqx.filter_jit
-def largest_curvature(lower: LowerLevel, x: Array, y: Array, tau: Array, start: Array) -> Array:
-    """Return the largest curvature of g in y, in the metric of tau and over two points, by power iteration."""
-    gradient, root = jax.grad(lower.objective, argnums=1), jnp.sqrt(tau)
-    product = lambda y, v: root * jax.jvp(lambda y: gradient(x, y), (y,), (root * v,))[1]
-    return jnp.maximum(*(_largest(lambda v, y=side: product(y, v), start, 1e-3, 30) for side in y))
-
-
-def _largest(apply: Any, start: Array, accuracy: float, most: int) -> Array:
-    def body(carry: Any) -> Any:
-        vector, value, _, step = carry
-        image = apply(vector)
-        length = jnp.linalg.norm(image)
-        return image / jnp.maximum(length, 1e-300), length, value, step + 1
-
-    proceed = lambda carry: (carry[3] < most) & (jnp.abs(carry[1] - carry[2]) > accuracy * carry[1])
-    first = (start / jnp.linalg.norm(start), jnp.ones(()), jnp.zeros(()), jnp.zeros((), int))
-    return 1.02 * jax.lax.while_loop(proceed, body, first)[1]

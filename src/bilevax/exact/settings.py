@@ -1,0 +1,41 @@
+"""The numbers that limit the work of an exact evaluation. What decides about its answer is in `tolerances`."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactSettings:
+    """How the exact lower level and its derivatives are computed."""
+
+    # Entries up to which a matrix of active rows is an array.
+    dense_entries: int = 4_000_000
+    # Work (rows squared times columns) up to which dependent equalities are looked for.
+    dependence_work: int = 1_000_000_000
+    # Variables and rows up to which KKT systems are arrays; larger ones are if this share of the Hessian is nonzero.
+    dense_kkt: int = 1500
+    dense_share: float = 0.1
+    # The cut-off of least squares for singular dense KKT systems.
+    kkt_cutoff: float = 1e-12
+    # What is added to the diagonal of sparse KKT systems, relative to the Hessian, and how refinement takes it out.
+    kkt_regularisation: float = 1e-9
+    kkt_accuracy: float = 1e-12
+    max_refinements: int = 20
+    # The pivoting threshold of the sparse factorisation.
+    pivoting: float = 0.01
+    # The cut-off of least squares on active rows, and accuracy and iterations of the iterative one on large rows.
+    rows_cutoff: float = 1e-10
+    rows_accuracy: float = 1e-13
+    rows_iterations: int = 20_000
+    # The smallest singular value of large rows: what is added to the diagonal, and the rounds of inverse iteration.
+    singular_regularisation: float = 1e-14
+    singular_rounds: int = 3
+    # Variables beyond which minimisers are not bracketed: the Hessian at y tells whether there are others.
+    most_bracketed: int = 2000
+    # Variables beyond which corners of the set of minimisers are not looked for, and random directions to do so in.
+    most_corners: int = 5000
+    corner_directions: int = 4
+    # Variables and rows up to which the lower level's affine response is worth its dense matrices.
+    dense_response: int = 300
+
+
+EXACT_SETTINGS = ExactSettings()
