@@ -78,6 +78,11 @@ def test_a_module_imports_only_from_its_own_layer_and_those_above(name):
         assert allowed, f"{name} imports {imported}, which is in a layer beside or below its own"
 
 
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if name.startswith("solvers.default")))
+def test_the_default_shares_only_the_model_with_its_certificate(name):
+    assert {_layer(imported) for imported, _ in _imports(name)} <= {"_support", "model", "solvers"}
+
+
 def test_no_module_imports_itself_in_a_circle():
     graph = {name: {other for other, at_once in _imports(name) if at_once and other != name} for name in MODULES}
     done: set[str] = set()

@@ -356,7 +356,7 @@ def test_checkpoints_of_another_version_are_refused(written, written_by_the_defa
 
 def test_a_checkpoint_names_no_class_but_our_own(written_by_the_default, tmp_path):
     path = tmp_path / "run.ckpt"
-    ours, foreign = b'["bilevax.solvers.default.exact_point", "ExactPoint"]', b'["subprocess", "Popen"]'
+    ours, foreign = b'["bilevax.solvers.default.pieces.point", "ExactPoint"]', b'["subprocess", "Popen"]'
     data = written_by_the_default.read_bytes()[:-32].replace(ours, foreign)
     path.write_bytes(data + hashlib.sha256(data).digest())
     with pytest.raises(ValueError, match=r"expected a record of bilevax, got subprocess.Popen"):

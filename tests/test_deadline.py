@@ -11,9 +11,9 @@ import pytest
 import bilevax as bx
 from bilevax._support import clock
 from bilevax._support.clock import OutOfTime, deadline, in_time
+from bilevax._support.programs import conic, linprog
 from bilevax.app.demo import made_up_network
 from bilevax.certificate import certificate, challenge
-from bilevax.convex.programs import conic, linprog
 from bilevax.datasets import Dataset
 from bilevax.driver import chunks
 from bilevax.exact import phi

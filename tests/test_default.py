@@ -7,7 +7,7 @@ import pytest
 import bilevax as bx
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
-from bilevax.solvers.default.dense_lower import DenseLower
+from bilevax.solvers.default.lower.active_set import DenseLower
 from known import RECORDS, built, each_record, judge
 
 # One start finds another local minimum there: Phi has two on either side of a stretch of infeasible x.

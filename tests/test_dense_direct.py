@@ -1,5 +1,7 @@
 """The dense direct path: quadratic programs by their rows, second derivatives, and large dense problems as a whole."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,10 +10,10 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
-from bilevax.solvers.default import dense_pieces as dense_pieces_module
-from bilevax.solvers.default.dense_pieces import dense_pieces
-from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.programs.quadratic import solve_by_rows, solve_qp
+from bilevax.solvers.default.programs.upper_set import UpperSet
+from bilevax.solvers.default.settings import SIZES
 
 
 def _program(seed, size=20, count=40, equalities=0):
@@ -85,7 +87,7 @@ def test_reduction_in_the_space_of_the_rows_equals_that_by_directions(monkeypatc
     assert len(active) >= 3
     model = pieces.model(point, pieces.trust(point, 1e-6))
     by_directions = model.reduce(active[1:], active[:1])
-    monkeypatch.setattr(dense_pieces_module, "_FEW_VARIABLES", 0)
+    monkeypatch.setattr("bilevax.solvers.default.pieces.dense.SIZES", dataclasses.replace(SIZES, directions=0))
     by_rows = model.reduce(active[1:], active[:1])
     np.testing.assert_allclose(by_rows.hessian, by_directions.hessian, rtol=1e-9, atol=1e-9)
 

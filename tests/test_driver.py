@@ -162,7 +162,7 @@ def test_a_stop_before_the_first_snapshot_returns_the_start(error, status, monke
     def stopped(*_):
         raise error
 
-    monkeypatch.setattr("bilevax.solvers.default.dense_pieces.DensePieces.evaluate", stopped)
+    monkeypatch.setattr("bilevax.solvers.default.pieces.dense.DensePieces.evaluate", stopped)
     solution = bx.solve(toy(), 0.7)
     assert solution.status is status
     assert solution.x == 0.7

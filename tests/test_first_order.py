@@ -13,8 +13,9 @@ from bilevax.driver import verdict
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
-from bilevax.solvers.default import first_order, first_order_sweeps
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.first_order import oracle as first_order
+from bilevax.solvers.default.first_order import sweeps as first_order_sweeps
+from bilevax.solvers.default.programs.upper_set import UpperSet
 
 SOLVER = bx.Default(variant="first-order")
 

@@ -11,18 +11,18 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.problems import NetworkDesign
-from bilevax.solvers.default.central_lower import CentralLower
-from bilevax.solvers.default.central_path import Barrier, CentralPath
-from bilevax.solvers.default.conditions import point_at
-from bilevax.solvers.default.dense_algebra import DenseAlgebra
-from bilevax.solvers.default.newton import box_step
-from bilevax.solvers.default.other_multipliers import other_multipliers
-from bilevax.solvers.default.quadratic_program import nearest_on_rows, solve_qp
-from bilevax.solvers.default.restoration import EXACT
-from bilevax.solvers.default.rows import stack_rows
-from bilevax.solvers.default.sparse_algebra import SparseAlgebra
-from bilevax.solvers.default.sparse_pieces import SparsePieces
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.lower.central import CentralLower
+from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
+from bilevax.solvers.default.lower.rows import stack_rows
+from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
+from bilevax.solvers.default.pieces.conditions import point_at
+from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
+from bilevax.solvers.default.pieces.sparse import SparsePieces
+from bilevax.solvers.default.programs.quadratic import nearest_on_rows, solve_qp
+from bilevax.solvers.default.programs.upper_set import UpperSet
+from bilevax.solvers.default.settings import RESTORATION
+from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
+from bilevax.solvers.default.smoothing.newton import box_step
 from shared_data import data_file
 from test_first_order import _chain
 
@@ -176,7 +176,7 @@ def test_other_multipliers_are_the_extremes_of_full_links_in_a_row():
     assert point.multiplier[prices].sum() == pytest.approx(total, abs=1e-6)
     others = list(other_multipliers(pieces, point))
     for other in others:
-        assert point_at(pieces, other.x, other.y, other.multiplier[: pieces.rows.general])[1] <= EXACT
+        assert point_at(pieces, other.x, other.y, other.multiplier[: pieces.rows.general])[1] <= RESTORATION.exact
         assert np.array_equal(other.x, point.x)
         assert np.array_equal(other.y, point.y)
     found = sorted(tuple(np.round(other.multiplier[prices] / total, 6)) for other in others)

@@ -6,9 +6,9 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
+from bilevax._support.programs import linprog
 from bilevax.certificate.settings import CONVEXITY_TEST
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.convex.programs import linprog
 from bilevax.exact.lower import constraints_at
 from bilevax.model.analysis import prove_by_hessian
 from bilevax.model.flat import FlatProblem

@@ -6,8 +6,8 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sparse
 
+from bilevax._support.programs import linprog
 from bilevax.convex.optimality import Local, Point, Rows, eigenvalues_above, in_own_units, stacked
-from bilevax.convex.programs import linprog
 from bilevax.convex.settings import DENSE, SIMPLEX
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 import scipy.sparse as sparse
 
+from bilevax._support.programs import linprog
 from bilevax.convex.active_set import polish, settle
 from bilevax.convex.borders import with_domain
 from bilevax.convex.existence import descends_forever, is_unique, runs_away
 from bilevax.convex.newton_program import NewtonProgram, Status, cleaned, interior_point, with_margin
 from bilevax.convex.optimality import Local, Point, Rows, measure, nearly_full, scaled_rows
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
-from bilevax.convex.programs import linprog
 from bilevax.convex.settings import DENSE, NEWTON, SIMPLEX
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
 

@@ -13,9 +13,9 @@ import clarabel
 import numpy as np
 import scipy.sparse as sparse
 
+from bilevax._support.programs import conic
 from bilevax.convex.optimality import Rows, in_own_units, own_units, stacked
 from bilevax.convex.problem import Ball
-from bilevax.convex.programs import conic
 from bilevax.convex.settings import PROGRAM
 
 

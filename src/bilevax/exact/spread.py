@@ -3,8 +3,8 @@
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.programs import linprog
 from bilevax.convex.problem import ConvexSolution
-from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import Margin, active_rows, project_out, unit_rows
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES

@@ -6,9 +6,9 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.programs import conic
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.convex.programs import conic
 
 
 @dataclasses.dataclass(frozen=True)

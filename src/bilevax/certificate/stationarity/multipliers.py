@@ -20,9 +20,9 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import OptimizeResult
 
+from bilevax._support.programs import linprog
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import ActiveRows, project_out
 from bilevax.exact.settings import EXACT_SETTINGS
 

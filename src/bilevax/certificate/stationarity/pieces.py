@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 from scipy.optimize import nnls
 
+from bilevax._support.programs import linprog
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.convex.programs import linprog
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.kink import Kink, eliminate
 from bilevax.exact.sensitivity import PointDerivatives

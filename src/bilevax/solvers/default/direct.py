@@ -8,21 +8,21 @@ import numpy as np
 
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.base import Snapshot
-from bilevax.solvers.default.central_lower import CentralLower
-from bilevax.solvers.default.central_path import Barrier, CentralPath
-from bilevax.solvers.default.dense_algebra import DenseAlgebra
-from bilevax.solvers.default.dense_pieces import dense_pieces
-from bilevax.solvers.default.exact_point import ExactPoint
-from bilevax.solvers.default.feasible import nearest_feasible
-from bilevax.solvers.default.newton import newton_descent
+from bilevax.solvers.default.lower.central import CentralLower
+from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
+from bilevax.solvers.default.lower.rows import stack_rows
+from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.phases import AnyPieces, descend, land, snapshot
-from bilevax.solvers.default.relaxation import HighPoint, high_point_relaxation
-from bilevax.solvers.default.rows import stack_rows
+from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.pieces.point import ExactPoint
+from bilevax.solvers.default.pieces.sparse import SparsePieces
+from bilevax.solvers.default.programs.feasible import nearest_feasible
+from bilevax.solvers.default.programs.high_point import HighPoint, high_point_relaxation
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SIZES, SMOOTHING
-from bilevax.solvers.default.smoothing import Followed, follow, smooth_descent
-from bilevax.solvers.default.sparse_algebra import SparseAlgebra
-from bilevax.solvers.default.sparse_pieces import SparsePieces
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
+from bilevax.solvers.default.smoothing.newton import newton_descent
+from bilevax.solvers.default.smoothing.stages import Followed, follow, smooth_descent
 from bilevax.solvers.diary import Diary
 
 

@@ -5,11 +5,11 @@ from collections.abc import Generator
 import numpy as np
 
 from bilevax.solvers.base import Snapshot
-from bilevax.solvers.default.dense_pieces import DensePieces
-from bilevax.solvers.default.exact_descent import exact_descent
-from bilevax.solvers.default.exact_point import ExactPoint
-from bilevax.solvers.default.feasible import nearest_feasible
-from bilevax.solvers.default.sparse_pieces import SparsePieces
+from bilevax.solvers.default.pieces.dense import DensePieces
+from bilevax.solvers.default.pieces.descent import exact_descent
+from bilevax.solvers.default.pieces.point import ExactPoint
+from bilevax.solvers.default.pieces.sparse import SparsePieces
+from bilevax.solvers.default.programs.feasible import nearest_feasible
 
 AnyPieces = DensePieces | SparsePieces
 

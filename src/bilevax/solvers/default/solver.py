@@ -21,10 +21,10 @@ from bilevax._support.threads import blas_threads
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.direct import densely, sparsely
-from bilevax.solvers.default.feasible import settled
+from bilevax.solvers.default.programs.feasible import settled
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SIZES
 from bilevax.solvers.default.sweeping import search_by_sweeps
-from bilevax.solvers.default.upper_set import UpperSet
 from bilevax.solvers.diary import Diary
 
 Variant = Literal["auto", "direct", "first-order"]

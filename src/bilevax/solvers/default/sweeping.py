@@ -7,13 +7,13 @@ import numpy as np
 
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.base import Snapshot
-from bilevax.solvers.default.dense_pieces import dense_pieces
-from bilevax.solvers.default.feasible import settled
-from bilevax.solvers.default.first_order import PairOracle
+from bilevax.solvers.default.first_order.oracle import PairOracle
 from bilevax.solvers.default.phases import descend, land, snapshot
+from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.programs.feasible import settled
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SMOOTHING
-from bilevax.solvers.default.smoothing import follow
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.smoothing.stages import follow
 from bilevax.solvers.diary import Diary
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Array
 
 from bilevax._support import trees
 from bilevax._support.division import positive
-from bilevax.solvers.default.first_order_lower import LowerLevel, both
-from bilevax.solvers.default.first_order_settings import FIRST_ORDER
+from bilevax.solvers.default.first_order.lower import LowerLevel, both
+from bilevax.solvers.default.first_order.settings import FIRST_ORDER
 
 
 class Setting(NamedTuple):

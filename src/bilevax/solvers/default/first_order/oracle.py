@@ -26,7 +26,7 @@ from bilevax._support.division import positive
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import place
 from bilevax.model.sets import Box, ConvexSet, Free, Product
-from bilevax.solvers.default.first_order_lower import (
+from bilevax.solvers.default.first_order.lower import (
     LowerLevel,
     hessian_row_lengths,
     largest_curvature,
@@ -34,8 +34,8 @@ from bilevax.solvers.default.first_order_lower import (
     row_lengths,
     row_norm,
 )
-from bilevax.solvers.default.first_order_settings import FIRST_ORDER
-from bilevax.solvers.default.first_order_sweeps import (
+from bilevax.solvers.default.first_order.settings import FIRST_ORDER
+from bilevax.solvers.default.first_order.sweeps import (
     Goal,
     Memory,
     Setting,
@@ -44,8 +44,8 @@ from bilevax.solvers.default.first_order_sweeps import (
     empty_memory,
     sweep_until_accurate,
 )
-from bilevax.solvers.default.smoothing import SmoothPoint
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.programs.upper_set import UpperSet
+from bilevax.solvers.default.smoothing.stages import SmoothPoint
 from bilevax.solvers.diary import Learning
 
 

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
-from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.diary import Learning
 

@@ -7,9 +7,9 @@ import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
-from bilevax.solvers.default.conditions import Setting, conditions, on_columns, point_at
-from bilevax.solvers.default.exact_point import ACTIVE, INACTIVE, ExactPoint
-from bilevax.solvers.default.quadratic_program import nearest_on_rows, solve_sparse_qp
+from bilevax.solvers.default.pieces.conditions import Setting, conditions, on_columns, point_at
+from bilevax.solvers.default.pieces.point import ACTIVE, INACTIVE, ExactPoint
+from bilevax.solvers.default.programs.quadratic import nearest_on_rows, solve_sparse_qp
 from bilevax.solvers.default.settings import RESTORATION
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.model.sets import SetRows
-from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.default.programs.quadratic import solve_qp
 
 
 class UpperSet:

@@ -6,9 +6,9 @@ import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
-from bilevax.solvers.default.conditions import Setting, on_columns, point_at
-from bilevax.solvers.default.exact_point import BIACTIVE, INACTIVE, ExactPoint, classify
-from bilevax.solvers.default.quadratic_program import solve_sparse_qp
+from bilevax.solvers.default.pieces.conditions import Setting, on_columns, point_at
+from bilevax.solvers.default.pieces.point import BIACTIVE, INACTIVE, ExactPoint, classify
+from bilevax.solvers.default.programs.quadratic import solve_sparse_qp
 from bilevax.solvers.default.settings import EXACT, RESTORATION
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
-from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.settings import CENTRAL
 from bilevax.solvers.diary import Learning
 

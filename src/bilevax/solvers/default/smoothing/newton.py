@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from bilevax._support.division import positive
-from bilevax.solvers.default.central_path import CentralPath
-from bilevax.solvers.default.cholesky import factorise, solve_factored
-from bilevax.solvers.default.convexify import convex_model
-from bilevax.solvers.default.quadratic_program import solve_qp
+from bilevax.solvers.default.programs.cholesky import factorise, solve_factored
+from bilevax.solvers.default.programs.convexify import convex_model
+from bilevax.solvers.default.programs.quadratic import solve_qp
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import PROGRAMS, SMOOTHING
-from bilevax.solvers.default.smoothing import SmoothPoint
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.smoothing.central_path import CentralPath
+from bilevax.solvers.default.smoothing.stages import SmoothPoint
 
 
 def newton_descent(oracle: CentralPath, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:

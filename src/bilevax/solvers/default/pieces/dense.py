@@ -12,18 +12,18 @@ import scipy.sparse as sp
 
 from bilevax._support.division import positive
 from bilevax.model.flat import FlatProblem
-from bilevax.solvers.default.cholesky import refined_solver
-from bilevax.solvers.default.complementarity import independent_rows
-from bilevax.solvers.default.convexify import convex_model
-from bilevax.solvers.default.dense_algebra import DenseAlgebra, Expansion
-from bilevax.solvers.default.dense_lower import DenseLower
-from bilevax.solvers.default.domain import Domain, find_domain
-from bilevax.solvers.default.exact_descent import Step
-from bilevax.solvers.default.exact_point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
-from bilevax.solvers.default.quadratic_program import solve_qp
-from bilevax.solvers.default.rows import stack_rows
+from bilevax.solvers.default.lower.active_set import DenseLower
+from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra, Expansion
+from bilevax.solvers.default.lower.domain import Domain, find_domain
+from bilevax.solvers.default.lower.rows import stack_rows
+from bilevax.solvers.default.pieces.descent import Step
+from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
+from bilevax.solvers.default.programs.cholesky import refined_solver
+from bilevax.solvers.default.programs.complementarity import independent_rows
+from bilevax.solvers.default.programs.convexify import convex_model
+from bilevax.solvers.default.programs.quadratic import solve_qp
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import EXACT, SIZES
-from bilevax.solvers.default.upper_set import UpperSet
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ import scipy.sparse as sp
 
 from bilevax.model.flat import FlatProblem
 from bilevax.model.sets import SetRows
-from bilevax.solvers.default.quadratic_program import solve_qp
-from bilevax.solvers.default.upper_set import UpperSet
+from bilevax.solvers.default.programs.quadratic import solve_qp
+from bilevax.solvers.default.programs.upper_set import UpperSet
 
 
 def joint_rows(flat: FlatProblem) -> SetRows:

@@ -15,9 +15,9 @@ import scipy.sparse as sp
 from scipy.linalg import lapack
 
 from bilevax._support.division import positive
-from bilevax.convex.programs import conic
-from bilevax.solvers.default.cholesky import factorise, factorise_nearly, solve_factored
-from bilevax.solvers.default.complementarity import solve_complementarity
+from bilevax._support.programs import conic
+from bilevax.solvers.default.programs.cholesky import factorise, factorise_nearly, solve_factored
+from bilevax.solvers.default.programs.complementarity import solve_complementarity
 from bilevax.solvers.default.settings import PROGRAMS
 
 

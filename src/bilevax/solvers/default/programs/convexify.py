@@ -4,7 +4,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support.division import positive
-from bilevax.solvers.default.cholesky import factorise, lifted
+from bilevax.solvers.default.programs.cholesky import factorise, lifted
 from bilevax.solvers.default.settings import SIZES
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bilevax.solvers.default.exact_point import ExactPoint, Units, torn
+from bilevax.solvers.default.pieces.point import ExactPoint, Units, torn
 from bilevax.solvers.default.settings import EXACT
 
 

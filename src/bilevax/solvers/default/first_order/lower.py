@@ -14,7 +14,7 @@ from bilevax._support import trees
 from bilevax._support.division import positive
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.problem import BilevelProblem
-from bilevax.solvers.default.first_order_settings import FIRST_ORDER
+from bilevax.solvers.default.first_order.settings import FIRST_ORDER
 
 
 class LowerLevel(eqx.Module):

@@ -11,10 +11,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.model.flat import FlatProblem, LowerDerivatives
-from bilevax.solvers.default.exact_point import ACTIVE, INACTIVE, ExactPoint, Units
-from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.lower.rows import LowerRows
+from bilevax.solvers.default.pieces.point import ACTIVE, INACTIVE, ExactPoint, Units
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import RESTORATION
-from bilevax.solvers.default.upper_set import UpperSet
 
 
 class Setting(Protocol):

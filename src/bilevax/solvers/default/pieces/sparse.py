@@ -13,16 +13,16 @@ import scipy.sparse as sp
 
 from bilevax._support.division import positive
 from bilevax.model.flat import FlatProblem
-from bilevax.solvers.default.central_lower import CentralLower
-from bilevax.solvers.default.conditions import conditions, point_at
-from bilevax.solvers.default.convexify import convexified
-from bilevax.solvers.default.exact_descent import Step
-from bilevax.solvers.default.exact_point import BIACTIVE, ExactPoint, Units, classify
-from bilevax.solvers.default.other_multipliers import other_multipliers
-from bilevax.solvers.default.quadratic_program import solve_sparse_qp
-from bilevax.solvers.default.restoration import restore
+from bilevax.solvers.default.lower.central import CentralLower
+from bilevax.solvers.default.pieces.conditions import conditions, point_at
+from bilevax.solvers.default.pieces.descent import Step
+from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
+from bilevax.solvers.default.pieces.point import BIACTIVE, ExactPoint, Units, classify
+from bilevax.solvers.default.pieces.restoration import restore
+from bilevax.solvers.default.programs.convexify import convexified
+from bilevax.solvers.default.programs.quadratic import solve_sparse_qp
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import EXACT, RESTORATION
-from bilevax.solvers.default.upper_set import UpperSet
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import scipy.sparse as sp
 from scipy.linalg import lapack
 
 from bilevax.model.flat import FlatProblem, LowerDerivatives
-from bilevax.solvers.default.cholesky import factorise_nearly, lifted, solve_factored
-from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.lower.rows import LowerRows
+from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.diary import Learning
 

@@ -16,11 +16,11 @@ import scipy.sparse as sp
 from scipy.optimize import lsq_linear
 
 from bilevax.model.flat import FlatProblem, LowerDerivatives
-from bilevax.solvers.default.complementarity import solve_complementarity
-from bilevax.solvers.default.dense_algebra import DenseAlgebra, Expansion
-from bilevax.solvers.default.domain import Domain
-from bilevax.solvers.default.quadratic_program import solve_qp
-from bilevax.solvers.default.rows import LowerRows
+from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra, Expansion
+from bilevax.solvers.default.lower.domain import Domain
+from bilevax.solvers.default.lower.rows import LowerRows
+from bilevax.solvers.default.programs.complementarity import solve_complementarity
+from bilevax.solvers.default.programs.quadratic import solve_qp
 from bilevax.solvers.default.settings import EXACT
 
 

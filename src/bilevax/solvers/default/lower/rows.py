@@ -14,8 +14,8 @@ import numpy as np
 import qdldl
 import scipy.sparse as sp
 
-from bilevax.convex.problem import Ball
 from bilevax.model.flat import FlatProblem
+from bilevax.model.set_rows import BallConstraint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LowerRows:
     scale: np.ndarray
     column: np.ndarray
     sign: np.ndarray
-    balls: tuple[Ball, ...] = ()
+    balls: tuple[BallConstraint, ...] = ()
 
     @property
     def count(self) -> int:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from bilevax._support.division import positive
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SMOOTHING
-from bilevax.solvers.default.upper_set import UpperSet
 from bilevax.solvers.diary import Diary
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from bilevax._support.division import positive
-from bilevax.solvers.default.cholesky import factorise_nearly, refined_solver, solve_factored
+from bilevax.solvers.default.programs.cholesky import factorise_nearly, refined_solver, solve_factored
 from bilevax.solvers.default.settings import PROGRAMS
 
 

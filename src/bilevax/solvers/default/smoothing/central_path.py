@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.solvers.default.central_lower import CentralLower, CentralPoint
+from bilevax.solvers.default.lower.central import CentralLower, CentralPoint
 from bilevax.solvers.default.settings import SMOOTHING
-from bilevax.solvers.default.smoothing import SmoothPoint
+from bilevax.solvers.default.smoothing.stages import SmoothPoint
 from bilevax.solvers.diary import Learning
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.model.flat import FlatProblem
-from bilevax.solvers.default.cholesky import lifted
-from bilevax.solvers.default.convexify import convexified, is_full
-from bilevax.solvers.default.feasible import joint_rows
-from bilevax.solvers.default.quadratic_program import solve_by_rows, solve_qp
+from bilevax.solvers.default.programs.cholesky import lifted
+from bilevax.solvers.default.programs.convexify import convexified, is_full
+from bilevax.solvers.default.programs.feasible import joint_rows
+from bilevax.solvers.default.programs.quadratic import solve_by_rows, solve_qp
 from bilevax.solvers.default.settings import RELAXATION, SIZES
 
 

@@ -1,0 +1,1 @@
+"""The exact pieces of Phi: points on them, the descent, and its steps by dense and by sparse linear algebra."""
