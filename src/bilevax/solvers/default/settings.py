@@ -137,7 +137,6 @@ class Programs:
     proof: float = 1e-10  # KKT residual of a program solved by its rows
     holds: float = 1e-7  # violation that the answer of a program may have, relative
     interior: float = 1e-11  # tolerance of interior points
-    interior_steps: int = 80
     most_to_sharpen: int = 2500  # variables and active rows
     most_to_sharpen_on_balls: int = 1000
     sharpening: int = 8  # Newton steps on balls

@@ -1,11 +1,7 @@
-"""Convex quadratic programs in x: dense ones by the rows they run into, sparse ones and balls by Clarabel.
-
-Where a dense program's rows are too degenerate for that, an interior point of our own takes over.
-"""
+"""Convex quadratic programs: dense ones by the rows they run into, all others and the degenerate ones by Clarabel."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import clarabel
@@ -69,12 +65,9 @@ def solve_qp(
     dense = isinstance(hessian, np.ndarray) and not len(balls)
     if dense and (v := solve_by_rows(hessian, gradient, matrix, lower, upper)) is not None:
         return v
-    if dense:
-        v = _sharpen(program, *_dense(program))
-    elif (solved := _sparse(program)) is None:
+    if (solved := _interior_point(program)) is None:
         return None
-    else:
-        v = _sharpen_on_balls(program, *solved) if len(balls) else _sharpen(program, *solved[:2])
+    v = _sharpen_on_balls(program, *solved) if len(balls) else _sharpen(program, *solved[:2])
     return v if program.holds(v, PROGRAMS.holds) else None
 
 
@@ -132,7 +125,7 @@ def solve_sparse_qp(
     hessian: Any, gradient: np.ndarray, matrix: Any, lower: np.ndarray, upper: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the minimiser as `solve_qp` does, without sharpening, and the rows' multipliers."""
-    solved = _sparse(_Program(hessian, gradient, sp.csr_matrix(matrix), lower, upper, ()))
+    solved = _interior_point(_Program(hessian, gradient, sp.csr_matrix(matrix), lower, upper, ()))
     return None if solved is None else (solved[0], solved[2])
 
 
@@ -175,79 +168,8 @@ def nearest_on_rows(
     return None
 
 
-def _dense(program: _Program) -> tuple[np.ndarray, np.ndarray]:
-    """Mehrotra's predictor-corrector on the normal equations: many rows, few dense variables."""
-    hessian, gradient, matrix = program.hessian, program.gradient, program.matrix
-    lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
-    rows, right = np.vstack([matrix[above], -matrix[below]]), np.concatenate([upper[above], -lower[below]])
-    equations, level = matrix[equal], upper[equal]
-    count, fixed, size = len(rows), len(equations), len(gradient)
-    v, nu = np.zeros(size), np.zeros(fixed)
-    slack, multiplier = np.maximum(right, 1.0), np.ones(count)
-    scale_dual, scale_primal = 1 + np.abs(gradient).max(initial=0.0), 1 + np.abs(right).max(initial=0.0)
-    for _ in range(PROGRAMS.interior_steps):
-        dual = hessian @ v + gradient + rows.T @ multiplier + equations.T @ nu
-        primal, level_gap = rows @ v + slack - right, equations @ v - level
-        average = float(slack @ multiplier) / max(count, 1)
-        worst = max(np.abs(primal).max(initial=0.0), np.abs(level_gap).max(initial=0.0)) / scale_primal
-        if np.abs(dual).max() <= PROGRAMS.interior * scale_dual and worst <= PROGRAMS.interior and average <= 1e-13:
-            break
-        try:
-            solve = _saddle_solver(hessian + (rows.T * (multiplier / slack)) @ rows, equations)
-        except np.linalg.LinAlgError:
-            break
-        state = (rows, multiplier, slack, dual, primal, level_gap)
-        _, _, moved, pushed = _direction(solve, state, 0.0)
-        length = min(_reach(slack, moved), _reach(multiplier, pushed))
-        left = float((slack + length * moved) @ (multiplier + length * pushed)) / max(count, 1)
-        centring = min(1.0, (left / average) ** 3) if average > 0 else 0.0
-        step, step_nu, moved, pushed = _direction(solve, state, centring * average - moved * pushed)
-        length = min(1.0, 0.995 * min(_reach(slack, moved), _reach(multiplier, pushed)))
-        if not np.isfinite(step).all():
-            break
-        v, nu, slack, multiplier = (
-            v + length * step,
-            nu + length * step_nu,
-            slack + length * moved,
-            multiplier + length * pushed,
-        )
-    active_above, active_below = np.split(multiplier > slack, [int(above.sum())])
-    return v, program.sides(active_above, active_below)
-
-
-def _saddle_solver(hessian: np.ndarray, equations: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what solves ``[hessian equations'; equations 0] v = right``; a `LinAlgError` where nothing does."""
-    if not len(equations):
-        factor = factorise(hessian)
-        return lambda right: solve_factored(factor, right)
-    saddle = np.block([[hessian, equations.T], [equations, np.zeros((len(equations), len(equations)))]])
-    factors, pivots, failed = lapack.dgetrf(saddle)
-    if failed:
-        raise np.linalg.LinAlgError("the equations depend on each other")
-    return lambda right: lapack.dgetrs(factors, pivots, right)[0]
-
-
-def _direction(
-    solve: Callable[[np.ndarray], np.ndarray], state: tuple[np.ndarray, ...], aim: Any
-) -> tuple[np.ndarray, ...]:
-    """Return the Newton step in v, nu, slack and multiplier towards ``multiplier * slack = aim``."""
-    rows, multiplier, slack, dual, primal, level_gap = state
-    product = multiplier * slack - aim
-    side = -dual - rows.T @ ((multiplier * primal - product) / slack)
-    answer = solve(np.concatenate([side, -level_gap]))
-    step, step_nu = answer[: len(dual)], answer[len(dual) :]
-    moved = -primal - rows @ step
-    return step, step_nu, moved, (-product - multiplier * moved) / slack
-
-
-def _reach(value: np.ndarray, step: np.ndarray) -> float:
-    """Return how far a positive vector may go along a step before an entry turns zero, at most 1."""
-    shrinking = step < -value
-    return min(1.0, float(np.min(-value[shrinking] / step[shrinking], initial=1.0)))
-
-
-def _sparse(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Clarabel, for sparse programs and balls: the minimiser, the active sides, all multipliers."""
+def _interior_point(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return what Clarabel finds: the minimiser, the active sides, all multipliers, and those of the balls."""
     hessian, gradient, matrix = program.hessian, program.gradient, sp.csr_matrix(program.matrix)
     lower, upper, equal, above, below = program.lower, program.upper, program.equal, program.above, program.below
     picked = matrix[np.concatenate([np.flatnonzero(part) for part in (equal, above, below)])]
