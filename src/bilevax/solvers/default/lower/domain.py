@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from bilevax.model.flat import FlatProblem
-from bilevax.model.sets import SetRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +24,6 @@ class Domain:
     def bounded(self) -> bool:
         """Whether there are any borders."""
         return bool(np.isfinite(self.low).any() or np.isfinite(self.high).any())
-
-    def others(self, rows: SetRows) -> SetRows:
-        """Return rows without the bounds that belong to the domain."""
-        single = np.diff(rows.matrix.indptr) == 1
-        column, sign = np.zeros(len(single), int), np.zeros(len(single))
-        first = rows.matrix.indptr[:-1][single]
-        column[single], sign[single] = rows.matrix.indices[first], np.sign(rows.matrix.data[first])
-        low, high = np.isfinite(self.low)[column], np.isfinite(self.high)[column]
-        lower = np.where(((sign > 0) & low) | ((sign < 0) & high), -np.inf, rows.lower)
-        upper = np.where(((sign > 0) & high) | ((sign < 0) & low), np.inf, rows.upper)
-        return rows._replace(lower=lower, upper=upper)
 
     def enter(self, y: np.ndarray) -> np.ndarray:
         """Return y with the entries that are not inside taken from the centre."""

@@ -1,7 +1,9 @@
 """The conditions of a piece of Phi on (x, y, multiplier), linearised: equations and inequalities, no complementarity.
 
-(grad_y g + A' multiplier)_i  = 0 where no bound of y_i is active, >= 0 at an active lower, <= 0 at an upper bound;
-active rows: equations, multiplier >= 0;  inactive rows: inequalities, multiplier 0.
+Where every constraint is active or inactive, nothing is left to decide:
+
+    (grad_y g + A' multiplier)_i  = 0 where no bound of y_i is active, >= 0 at an active lower, <= 0 at an upper bound;
+    active rows: equations, multiplier >= 0;  inactive rows: inequalities, multiplier 0.
 """
 
 import dataclasses

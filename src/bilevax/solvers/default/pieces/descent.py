@@ -15,16 +15,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bilevax.solvers.default.pieces.point import ExactPoint, Units, torn
+from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, INACTIVE, ExactPoint, Units, torn
 from bilevax.solvers.default.settings import EXACT
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the model: where it leads, to first order, and what it promises.
+    """A step of the model, on the piece with these ``sides``: where it leads, and what it promises.
 
-    ``end`` has the linearised multipliers and slacks, ``steepness`` is the size of the gradient that the model has
-    in x, and ``adjoint`` the multipliers of its conditions on grad_y g.
+    ``end`` has the multipliers and slacks that follow to first order; ``length`` is the largest change of an entry of
+    x. ``slope`` is the predicted decrease per length of x, relative to the size of the gradient.
     """
 
     end: ExactPoint
@@ -157,12 +157,9 @@ def _look(
     size, settled, disappointed = 1 + abs(point.value), True, None
     for start, sides in readings:
         model, units, branches, seen = pieces.model(start, trust), pieces.units(start), [sides], set()
-        most = (
-            EXACT.programs
-            if pieces.lands_anywhere and (sides == 0).sum() <= EXACT.few_biactive
-            else EXACT.programs // 5
-        )
-        while branches and len(seen) < most:
+        # With many biactive constraints the branches cannot be exhausted: a shorter step is the better answer.
+        few = pieces.lands_anywhere and np.count_nonzero(sides == BIACTIVE) <= EXACT.few_biactive
+        while branches and len(seen) < (EXACT.programs if few else EXACT.programs // 5):
             tried = branches.pop()
             if tried.tobytes() in seen:
                 continue
@@ -183,16 +180,21 @@ def _look(
                 if not both.any():
                     disappointed = disappointed or _Look(step, trial, settled)
                     continue
-            # Both slack and multiplier: all such constraints on the sides they lean to, or the worst of them alone on
-            # the other side.
-            leaning = np.where(step.end.multiplier / units.multiplier > step.end.slack / units.slack, 1, -1).astype(
-                np.int8
-            )
-            worst = int(np.argmax(both))
-            against, along = tried.copy(), np.where(both > 0, leaning, tried).astype(np.int8)
-            against[worst] = -leaning[worst]
-            branches += [against, along]
+            branches += _branches(step, units, both)
     return _Look(None, None, settled) if disappointed is None else disappointed
 
 
 _ROUNDING = 1e-14  # the relative decrease of f that its value cannot tell
+
+
+def _branches(step: Step, units: Units, both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return other sides for constraints that have ``both`` slack and multiplier at the end of a step.
+
+    All of them on the sides they lean to, which is tried first, or the worst of them alone on the other side.
+    """
+    leans = step.end.multiplier / units.multiplier > step.end.slack / units.slack
+    leaning = np.where(leans, ACTIVE, INACTIVE).astype(np.int8)
+    against, along = step.sides.copy(), np.where(both > 0, leaning, step.sides)
+    worst = int(np.argmax(both))
+    against[worst] = -leaning[worst]
+    return against, along
