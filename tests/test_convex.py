@@ -18,6 +18,7 @@ import bilevax
 from bilevax.convex.minimise import minimise, smallest_relaxation
 from bilevax.convex.optimality import Local, measure, scaled_rows
 from bilevax.convex.problem import Ball, Constraints, ConvexSolution, Objective, Outcome
+from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.exact.lower import constraints_at, objective_at
 from bilevax.model.flat import FlatProblem
 from shared_data import data_file
@@ -748,3 +749,15 @@ def test_a_cost_of_rounding_size_next_to_a_tie_is_seen(sign):
     found = minimise(objective, box)
     assert found.outcome is Outcome.OPTIMAL
     np.testing.assert_allclose(found.y, [0.0 if sign > 0 else 0.8, 0.0, 0.6], atol=1e-9)
+
+
+def test_newton_steps_with_dependent_rows_and_flat_directions_have_a_solution():
+    random = np.random.default_rng(0)
+    some = sparse.random(300, 3000, 0.01, random_state=0, format="csr")
+    matrix = sparse.csr_matrix(sparse.vstack([some, some[:50], 1e-3 * some[50:100]]))
+    curvature = np.where(np.arange(3000) < 2500, 0.0, 10.0 ** random.uniform(-6, 6, 3000))
+    hessian, move, multipliers = sparse.csc_matrix(sparse.diags(curvature)), *map(random.standard_normal, (3000, 400))
+    right_y, right_rows = hessian @ move + matrix.T @ multipliers, matrix @ move
+    found = solve_saddle_point(hessian, matrix, np.full(400, -1), right_y, right_rows)
+    assert np.abs(hessian @ found[0] + matrix.T @ found[1] - right_y).max() <= 1e-8
+    assert np.abs(matrix @ found[0] - right_rows).max() <= 1e-12

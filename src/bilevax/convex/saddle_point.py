@@ -88,16 +88,18 @@ def _regularised_solver(
     """Return the solver of the system with a small multiple of the identity added to its block, taken from its zero."""
     weight, size, count = RANK.regularisation, block.shape[0], border.shape[0]
     entries = block.tocoo()
-    if count > DENSE.schur or np.any(entries.row != entries.col):
-        regular = np.repeat([weight, -weight], [size, count])
-        return scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular))).solve
-    # With a diagonal block, as of an entropy, the rows alone are left to be factorised.
-    inverse = 1 / (block.diagonal() + weight)
-    schur = (border @ sparse.diags_array(inverse) @ border.T).toarray() + weight * np.eye(count)
-    factor = scipy.linalg.cho_factor(schur, check_finite=False)
+    if count <= DENSE.schur and np.all(entries.row == entries.col):
+        # With a diagonal block, as of an entropy, the rows alone are left to be factorised.
+        inverse = 1 / (block.diagonal() + weight)
+        schur = (border @ sparse.diags_array(inverse) @ border.T).toarray() + weight * np.eye(count)
+        factor, failed = scipy.linalg.lapack.dpotrf(schur)
 
-    def solve(error: np.ndarray) -> np.ndarray:
-        multipliers = scipy.linalg.cho_solve(factor, border @ (inverse * error[:size]) - error[size:])
-        return np.concatenate([inverse * (error[:size] - border.T @ multipliers), multipliers])
+        def solve(error: np.ndarray) -> np.ndarray:
+            side = border @ (inverse * error[:size]) - error[size:]
+            multipliers = scipy.linalg.lapack.dpotrs(factor, side)[0]
+            return np.concatenate([inverse * (error[:size] - border.T @ multipliers), multipliers])
 
-    return solve
+        if not failed:  # dependent rows and a large inverse leave it indefinite by rounding
+            return solve
+    regular = np.repeat([weight, -weight], [size, count])
+    return scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular))).solve

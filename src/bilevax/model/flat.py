@@ -160,10 +160,6 @@ class FlatProblem:
         """Return the rows' flat multipliers in the user's units and the structure of the couplings."""
         return trees.unflatten(flat * self.scales.rows / self.scales.lower, self.row_shapes)
 
-    def multiplier_flat(self, tree: PyTree) -> np.ndarray:
-        """Return the rows' multipliers as a flat vector."""
-        return trees.flatten_host(tree) / self.scales.rows * self.scales.lower
-
     def x_tree(self, flat: np.ndarray) -> PyTree:
         """Return a flat x in the user's units and structure."""
         return trees.unflatten(flat * self.scales.x, self.x_like)
