@@ -63,12 +63,12 @@ class NetworkDesign(Network):
     @classmethod
     def from_arrays(
         cls,
-        tail: Sequence[Any],
-        head: Sequence[Any],
+        tail: Sequence[Any] | np.ndarray,
+        head: Sequence[Any] | np.ndarray,
         time: Any,
         cost: Any,
-        origin: Sequence[Any],
-        destination: Sequence[Any],
+        origin: Sequence[Any] | np.ndarray,
+        destination: Sequence[Any] | np.ndarray,
         demand: Any,
         outside: Any,
         revenue: Any,
@@ -184,7 +184,7 @@ class NetworkDesign(Network):
     def from_networkx(
         cls,
         graph: Any,
-        pairs: Mapping[tuple[Hashable, Hashable], Mapping[str, float]],
+        pairs: Mapping[Any, Mapping[str, float]],
         *,
         time: str = "time",
         cost: str = "cost",
