@@ -10,13 +10,29 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevax as bx
+
+Kind = TypeVar("Kind")
+
+
+def present(value: Kind | None) -> Kind:
+    """Return what may be missing and is not: a missing one fails the test."""
+    assert value is not None
+    return value
+
+
+def linear_rows(problem: bx.BilevelProblem, index: int = 0) -> Any:
+    """Return a coupling that was given by matrices; of which kind its operators are, the test knows."""
+    rows = problem.coupling[index]
+    assert isinstance(rows, bx.LinearCoupling)
+    return rows
+
 
 _BESIDE_THE_CHECKOUT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "problems"
 PROBLEMS = pathlib.Path(os.environ.get("BILEVAX_PROBLEMS", _BESIDE_THE_CHECKOUT))

@@ -187,7 +187,9 @@ def test_units_do_not_matter(seed, known):
     random = np.random.default_rng(seed)
     for name, (function, smoothness, convexity, bounds) in _TABLE.items():
         unit = {"x": 10.0 ** random.integers(-6, 7, 3), "y": 10.0 ** random.integers(-6, 7, 3)}
-        scaled = {key: tuple(np.full(3, side) / unit[key[0]] for side in sides) for key, sides in bounds.items()}
+        scaled: dict[str, Any] = {
+            key: tuple(np.full(3, side) / unit[key[0]] for side in sides) for key, sides in bounds.items()
+        }
         points = random.normal(size=(2, 12, 3))
         points = np.abs(points) if bounds else points
         given = (points[0] / unit["x"], points[1] / unit["y"]) if known else None
@@ -298,8 +300,9 @@ def test_domain(function, kind, argument, affine, strict):
 
 def test_domains_that_bounds_imply_or_that_are_extended():
     entropy = lambda x, y: jnp.sum(y * jnp.log(y))
-    assert [row.implied for row in analyse(entropy, 1, 3, y_bounds=(1e-6, 1.0)).domain] == [True]
-    assert [row.implied for row in analyse(entropy, 1, 3, y_bounds=(0.0, 1.0)).domain] == [False]
+    for least, implied in ((1e-6, True), (0.0, False)):
+        bounds = np.array(least), np.array(1.0)
+        assert [row.implied for row in analyse(entropy, 1, 3, y_bounds=bounds).domain] == [implied]
     assert [row.implied for row in analyse(lambda x, y: logsumexp(y), 1, 3).domain] == [True]
     assert analyse(_TABLE["extended entropy"][0], 3, 3).domain == ()
 
@@ -463,7 +466,13 @@ def test_svm(sparse):
 
 
 def test_network():
-    costs = {"time": [1.0, 1.0, 3.0], "cost": [1.0, 1.0, 1.0], "demand": [1.0], "outside": [4.0], "revenue": [10.0]}
+    costs: Any = {
+        "time": [1.0, 1.0, 3.0],
+        "cost": [1.0, 1.0, 1.0],
+        "demand": [1.0],
+        "outside": [4.0],
+        "revenue": [10.0],
+    }
     network = NetworkDesign.from_arrays([0, 1, 0], [1, 2, 2], origin=[0], destination=[2], **costs)
     problem = network.problem()
     _check(problem, np.zeros(3), problem.y_like)
@@ -489,12 +498,12 @@ def test_what_is_proven_is_not_refuted():
     proven = 0
     for seed in range(60):
         random = np.random.default_rng(seed)
-        bounds = {"x_bounds": (-1.0, 2.0), "y_bounds": (0.0, 4.0) if seed % 2 else (-3.0, 3.0)}
+        bounds: dict[str, Any] = {"x_bounds": (-1.0, 2.0), "y_bounds": (0.0, 4.0) if seed % 2 else (-3.0, 3.0)}
         found = analyse(_random_expression(random), 3, 3, **bounds)
         if found.convexity != "proven":
             continue
         proven += 1
-        x, points = random.uniform(-1, 2, 3), random.uniform(*bounds["y_bounds"], (20, 3))
+        x, points = random.uniform(-1, 2, 3), random.uniform(*bounds["y_bounds"], size=(20, 3))
         (values,) = found.program.evaluate(np.tile(x, (20, 1))[None], points[None], [found.program.result])
         points = points[np.isfinite(values[0])]
         if len(points) > 1:

@@ -3,6 +3,8 @@
 Beside this: wrong couplings, sets, operators, networks and data sets are refused in the tests of their own files.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -71,7 +73,7 @@ def test_nan_on_the_way_is_no_success(solver, upper, lower):
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("level", ["upper", "lower"])
 def test_nan_from_the_start_on_is_told(solver, level):
-    objectives = {"upper": lambda x, y: x**2, "lower": lambda x, y: (y - x) ** 2}
+    objectives: dict[str, Any] = {"upper": lambda x, y: x**2, "lower": lambda x, y: (y - x) ** 2}
     objectives[level] = lambda x, y, good=objectives[level]: good(x, y) * jnp.nan
     solution = bx.solve(bx.BilevelProblem(**objectives, y_like=0.0), 0.7, solver=SOLVERS[solver])
     assert solution.status is bx.Status.NOT_A_NUMBER

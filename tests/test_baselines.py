@@ -17,7 +17,7 @@ from bilevax.driver.compiled import place_solver
 from bilevax.model.problem import place
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.projection import RowSet, project_onto, squared_norm
-from known import TEXTBOOK, hinge, slopes, toy, valley
+from known import TEXTBOOK, hinge, linear_rows, slopes, toy, valley
 from test_sflcb import CASES, Case
 
 
@@ -212,7 +212,7 @@ def test_a_step_of_gam_is_the_gradient_by_the_kkt_system():
     data = problem.data
     with jax.enable_x64(True):
         lower = bx.solve_lower_level(problem, x)
-    A, B = np.asarray(problem.coupling[0].A.matrix), np.asarray(problem.coupling[0].B.matrix)
+    A, B = np.asarray(linear_rows(problem).A.matrix), np.asarray(linear_rows(problem).B.matrix)
     held = np.abs(lower.multipliers) > 1e-6
     assert held.sum() > 0
     with jax.enable_x64(True):
@@ -268,7 +268,9 @@ def test_projection_agrees_with_clarabel(sets):
     lower = inside + np.array([-np.inf, 0.0, -0.1, -0.2, -np.inf, -np.inf, -0.3])  # a free row, an equality, ranges
     upper = inside + np.array([0.1, 0.0, 0.1, np.inf, np.inf, 0.2, 0.3])
     A[6], B[6], lower[6], upper[6] = A[1], B[1], lower[1], upper[1]  # the equality twice: A is not of full rank
-    problem = bx.BilevelProblem(lambda x, y: 0.0, lambda x, y: 0.0, bx.LinearCoupling(A, B, lower, upper))
+    problem = bx.BilevelProblem(
+        lambda x, y: jnp.zeros(()), lambda x, y: jnp.zeros(()), bx.LinearCoupling(A, B, lower, upper)
+    )
     like = (np.zeros(n), np.zeros(m))
     parts = x_set.rows(like[0]), y_set.rows(like[1])
     matrix = sp.vstack([np.hstack([B, A]), sp.block_diag([part.matrix for part in parts])])
@@ -300,7 +302,7 @@ def test_projection_agrees_with_clarabel(sets):
 
 def test_lv_hba_stays_within_the_rows():
     problem, _ = random_quadratic(seed=4, n_equalities=1)
-    rows = problem.coupling[0]
+    rows = linear_rows(problem)
     excess = []
 
     def look(progress):
@@ -331,7 +333,7 @@ def _quadratic(kind: str) -> Known:
         seed=5 if kind == "uncoupled" else 3, coupled=kind != "uncoupled", n_equalities=int(kind == "equality")
     )
     if kind == "range":
-        rows = problem.coupling[0]
+        rows = linear_rows(problem)
         narrow = bx.LinearCoupling(rows.A, rows.B, lower=rows.upper - 0.2, upper=rows.upper)
         problem = bx.BilevelProblem(problem.upper, problem.lower, narrow, data=problem.data)
     reference = bx.solve(problem, np.zeros(3))

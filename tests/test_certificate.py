@@ -2,6 +2,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from known import (
     following,
     hinge,
     judge,
+    present,
     slopes,
     toy,
     valley,
@@ -150,10 +152,10 @@ def test_random_points_against_finite_differences(name):
         if gradient is None:
             continue
         certificate = bx.certify(built(name), x)
-        np.testing.assert_allclose(np.ravel(certificate.y), oracle.solve(x), atol=1e-8 * (1 + np.abs(x).max()))
+        np.testing.assert_allclose(np.ravel(certificate.y), present(oracle.solve(x)), atol=1e-8 * (1 + np.abs(x).max()))
         assert certificate.value == pytest.approx(oracle.phi(x), rel=1e-8, abs=1e-8)
         assert certificate.hypergradient is not None
-        size = np.linalg.norm(gradient)
+        size = float(np.linalg.norm(gradient))
         np.testing.assert_allclose(certificate.hypergradient, gradient, atol=1e-5 * (1 + size))
         natural = natural_size(built(name), x, certificate.y, gradient)
         assert certificate.stationarity == pytest.approx(natural / (1 + natural), abs=1e-5)
@@ -193,7 +195,7 @@ def test_textbook_answers(case):
         case.y, list
     )
     np.testing.assert_allclose(np.hstack(jax.tree.leaves(certificate.y)), np.hstack(jax.tree.leaves(case.y)), atol=1e-9)
-    assert certificate.y_error <= 1e-9
+    assert present(certificate.y_error) <= 1e-9
     assert certificate.stationarity <= STATIONARY
     assert certificate.licq == case.licq
     assert certificate.strict_complementarity == case.strict
@@ -207,9 +209,10 @@ def test_textbook_answers(case):
 def test_hypergradient_keeps_the_structure_of_x():
     case = next(case for case in TEXTBOOK if case.name == "pytrees")
     certificate = bx.certify(case.problem, {"capacity": 6.0, "toll": np.array([1.0, 0.25])}, case.y)
-    assert set(certificate.hypergradient) == {"capacity", "toll"}
-    assert certificate.hypergradient["capacity"] == pytest.approx(2.0)
-    np.testing.assert_allclose(certificate.hypergradient["toll"], [2.0, -1.0], atol=1e-9)
+    hypergradient = present(certificate.hypergradient)
+    assert set(hypergradient) == {"capacity", "toll"}
+    assert hypergradient["capacity"] == pytest.approx(2.0)
+    np.testing.assert_allclose(hypergradient["toll"], [2.0, -1.0], atol=1e-9)
 
 
 @pytest.mark.parametrize("minimum", TOY_MINIMA)
@@ -218,7 +221,7 @@ def test_toy_minima_are_stationary(minimum):
     assert bx.certify(problem, minimum).stationarity < 1e-5
     aside = bx.certify(problem, min(minimum + 0.05, 3.0))
     assert aside.stationarity > 1e-4
-    assert aside.descent.value < aside.value
+    assert present(aside.descent).value < aside.value
 
 
 # --- kinks
@@ -246,10 +249,10 @@ def test_kink_in_one_variable(data, stationary, shift):
         assert certificate.descent is None
     else:
         assert certificate.stationarity > NOT_STATIONARY
-        assert certificate.descent.value < certificate.value
+        assert present(certificate.descent).value < certificate.value
 
 
-def absolutes(weights, x=0.0):
+def absolutes(weights: Any, x: Any = 0.0):
     """The data of ``weights . |x| + x . x`` over y = max(x, 0): |x| = 2 y - x."""
     return slopes(np.array(x) - np.array(weights), 2 * np.array(weights))
 
@@ -288,7 +291,7 @@ def test_hypergradient_across_a_row_without_effect():
     )
     certificate = bx.certify(problem, [2.0])
     assert not certificate.strict_complementarity
-    np.testing.assert_allclose(certificate.hypergradient, [2.0], atol=1e-9)
+    np.testing.assert_allclose(present(certificate.hypergradient), [2.0], atol=1e-9)
     assert bx.certify(problem, [0.0]).hypergradient is None
 
 
@@ -586,10 +589,11 @@ def test_hypergradient_through_each_y_set(y_set, nearest):
     expected = [(phi(x + h * unit) - phi(x - h * unit)) / (2 * h) for unit in np.eye(3)]
     certificate = bx.certify(problem, x)
     np.testing.assert_allclose(certificate.y, nearest(x), atol=1e-9)
-    np.testing.assert_allclose(certificate.hypergradient, expected, atol=1e-7)
+    np.testing.assert_allclose(present(certificate.hypergradient), expected, atol=1e-7)
     assert certificate.stationarity > NOT_STATIONARY
-    assert certificate.descent.value < certificate.value
-    assert certificate.descent.value == pytest.approx(phi(certificate.descent.x), abs=1e-9)
+    descent = present(certificate.descent)
+    assert descent.value < certificate.value
+    assert descent.value == pytest.approx(phi(descent.x), abs=1e-9)
 
 
 # --- fields
@@ -608,7 +612,7 @@ def test_penalty_gap(delta):
 def test_penalty_gap_where_the_penalised_problem_is_not_convex():
     problem = bx.BilevelProblem(lambda x, y: -(y**2), lambda x, y: 0.5 * (y - x) ** 2, y_like=0.0)
     assert bx.certify(problem, 3.0, delta=1.0).penalty_gap is None
-    assert bx.certify(problem, 3.0, delta=0.1).penalty_gap > 0
+    assert present(bx.certify(problem, 3.0, delta=0.1).penalty_gap) > 0
 
 
 def test_y_error_is_the_distance_of_the_given_y():
@@ -668,12 +672,12 @@ def test_data_and_matrices_in_float32_and_integers():
         found = bx.certify(make(lambda value, dtype=dtype: np.array(value, dtype)), [1])
         assert found.value == pytest.approx(wanted.value, rel=1e-12)
         np.testing.assert_allclose(found.y, wanted.y, rtol=1e-12)
-        np.testing.assert_allclose(found.hypergradient, wanted.hypergradient, rtol=1e-9)
+        np.testing.assert_allclose(present(found.hypergradient), present(wanted.hypergradient), rtol=1e-9)
 
 
 def test_global_precision_does_not_matter():
     problem = toy()
-    assert not jax.config.jax_enable_x64
+    assert not jax.config.read("jax_enable_x64")
     outside = bx.certify(problem, 0.7, delta=0.1)
     with jax.enable_x64(True):
         same(outside, bx.certify(problem, 0.7, delta=0.1))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -209,16 +209,16 @@ def test_a_run_stopped_by_its_callback_is_resumed(tmp_path):
 
 def test_a_learner_changes_nothing_but_its_state():
     class Seen(NamedTuple):
-        count: int
+        total: int
 
     class Pupil(Learning):
         State = Seen
 
         def __init__(self):
-            self.name, self.count, self._cache = "pupil", 0, None
+            self.name, self.total, self._cache = "pupil", 0, ""
 
     pupil = Pupil()
-    pupil.count, pupil._cache = 3, "anything"
+    pupil.total, pupil._cache = 3, "anything"
     with pytest.raises(AttributeError, match=r"Pupil\.name is set already: what is learned belongs to its State"):
         pupil.name = "other"
     other = Pupil()
@@ -319,12 +319,13 @@ def test_a_finished_run_resumed_is_the_same_answer(written_by_the_default):
 
 
 def test_other_runs_of_the_default_are_refused(written_by_the_default):
-    for problem, change, other in (
+    others: list[tuple[bx.BilevelProblem, dict[str, Any], str]] = [
         (toy(upper=0.1), {}, "problem"),
         (toy(), FIRST_ORDER, "settings"),
         (toy(), {"solver": SOLVER}, "solver"),
         (toy(), {"rtol": 1e-3}, "rtol"),
-    ):
+    ]
+    for problem, change, other in others:
         with pytest.raises(ValueError, match=f"was written for another {other}: expected .*, got"):
             bx.solve(problem, 1.5, resume=written_by_the_default, **change)
 

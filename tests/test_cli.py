@@ -248,7 +248,8 @@ def test_network_from_tntp(folder):
 
 
 def test_demo_solves_its_problems(folder, monkeypatch):
-    data_file("libsvm", "diabetes_scale"), data_file("networks", "net3.json")
+    data_file("libsvm", "diabetes_scale")
+    data_file("networks", "net3.json")
     monkeypatch.setenv("BILEVAX_DATA", str(data_file()))
     answers = told("demo", "--report", "demo.html")["answers"]
     assert all(answer["success"] for answer in answers.values())

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +39,7 @@ def separable(value, first, second) -> Objective:
     return Objective(lambda y: float(np.sum(value(y))), first, lambda y: sparse.diags(second(y)).tocsc())
 
 
-def rows(matrix, lower=-INF, upper=INF, *, relaxable=None, balls=()) -> Constraints:
+def rows(matrix, lower: Any = -INF, upper: Any = INF, *, relaxable=None, balls=()) -> Constraints:
     matrix = sparse.csr_matrix(np.atleast_2d(np.asarray(matrix, float)))
     size = matrix.shape[0]
     lower, upper = (np.broadcast_to(np.asarray(side, float), size).copy() for side in (lower, upper))
@@ -346,7 +347,7 @@ def test_agrees_with_slsqp(kind, seed):
 @given(st.integers(0, 2**31))
 def test_degenerate_integer_problems_satisfy_the_optimality_conditions(seed):
     rng = np.random.default_rng(seed)
-    size, number = rng.integers(1, 6), rng.integers(1, 9)
+    size, number = int(rng.integers(1, 6)), int(rng.integers(1, 9))
     factor = rng.integers(-2, 3, (size, rng.integers(0, size + 1))).astype(float)
     objective = quadratic(factor @ factor.T, rng.integers(-4, 5, size))
     matrix = np.vstack([rng.integers(-2, 3, (number, size)), np.eye(size)]).astype(float)

@@ -75,7 +75,9 @@ def test_adjoint_matrices_and_values_on_trees(kind):
 
 def test_a_sequence_of_couplings_adds_up():
     problem = bx.BilevelProblem(
-        lambda x, y: 0.0, lambda x, y: 0.0, [COUPLINGS["affine"], COUPLINGS["dense"], COUPLINGS["without B"]]
+        lambda x, y: jnp.zeros(()),
+        lambda x, y: jnp.zeros(()),
+        [COUPLINGS["affine"], COUPLINGS["dense"], COUPLINGS["without B"]],
     )
     with jax.enable_x64(True):
         x, y = draw(X, 0), draw(Y, 1)
@@ -136,7 +138,7 @@ def test_multipliers_come_back_in_the_form_of_the_coupling():
         (lambda: bx.LinearCoupling(np.eye(2), upper="much"), "upper: expected a number"),
         (lambda: bx.AffineCoupling(nested, lower=np.nan), "expected numbers .* for lower, got NaN"),
         (lambda: bx.AffineCoupling(nested, upper="much"), "AffineCoupling: expected numbers"),
-        (lambda: bx.AffineCoupling(3.0), "AffineCoupling: expected a function"),
+        (lambda: bx.AffineCoupling(3.0), "AffineCoupling: expected a function"),  # pyright: ignore[reportArgumentType]
         (lambda: bx.AffineCoupling(nested, upper=-np.inf), "no value satisfies"),
     ],
 )  # fmt: skip

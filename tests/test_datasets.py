@@ -1,6 +1,7 @@
 """Data sets: what is read, what is refused, and the paper's splits by their certified optima."""
 
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,8 @@ def test_a_bunch_of_two_classes():
 
 
 def test_quadratic_features():
-    plain = Dataset([[2.0, 3.0, 5.0]], [1.0], "three")
+    labels: Any = [1.0]
+    plain = Dataset([[2.0, 3.0, 5.0]], labels, "three")
     wide = datasets.quadratic_features(plain)
     np.testing.assert_array_equal(wide.features, [[1, 2, 3, 5, 4, 9, 25, 6, 10, 15]])
     assert wide.name == "three"
@@ -161,4 +163,4 @@ def test_wrong_data_are_refused(features, labels, message):
 
 def test_splits_need_enough_rows():
     with pytest.raises(ValueError, match="at most 2 rows together, got 500 and 150"):
-        datasets.paper_splits(Dataset([[1.0], [2.0]], [1.0, -1.0]))
+        datasets.paper_splits(Dataset(np.array([[1.0], [2.0]]), np.array([1.0, -1.0])))

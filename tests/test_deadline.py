@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import time
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -117,7 +118,7 @@ PROBLEMS = {
 def test_every_phase_looks_at_the_clock(name, monkeypatch):
     """Where the time is over, not one more step is made; neither is a certificate, but for saying so."""
     problem, x0 = PROBLEMS[name]()
-    settings = {"solver": bx.Default(variant="first-order")} if name == "first-order" else {}
+    settings: dict[str, Any] = {"solver": bx.Default(variant="first-order")} if name == "first-order" else {}
     whole = bx.solve(problem, x0, **settings)
     phases = [phase for phase in dict.fromkeys(whole.history["phase"]) if phase != "answer"]
     assert {"smooth descent", "exact descent"} <= set(phases)

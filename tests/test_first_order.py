@@ -1,6 +1,7 @@
 """The default's first-order variant: the same answers without factorising, and problems too large to factorise."""
 
 import time
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
 from bilevax.solvers.default import first_order, first_order_sweeps
 from bilevax.solvers.default.quadratic_program import UpperSet
+from known import present
 
 SOLVER = bx.Default(variant="first-order")
 
@@ -66,11 +68,11 @@ def test_gradient_is_that_of_the_value():
     with jax.enable_x64(True):
         oracle = _oracle(problem, x, 6)
         smoothing = first_order.Pair(0.1, 1e-2, 2.0, 0.1)
-        warm = oracle.refine(oracle.evaluate(x, smoothing, oracle.begin()))
+        warm = oracle.refine(present(oracle.evaluate(x, smoothing, present(oracle.begin()))))
 
         def accurate(x):
-            point = oracle.evaluate(x, smoothing, warm)
-            return oracle._evaluate(x, smoothing, point.state, share=1e-9)
+            point = present(oracle.evaluate(x, smoothing, present(warm)))
+            return present(oracle._evaluate(x, smoothing, point.state, share=1e-9))
 
         point = accurate(x)
         for direction in np.eye(3):
@@ -80,11 +82,11 @@ def test_gradient_is_that_of_the_value():
 
 def test_new_numbers_compile_nothing():
     with jax.enable_x64(True):
-        counts = []
+        counts, sweeps = [], cast(Any, first_order_sweeps.sweep_until_accurate)
         for seed in (0, 1):
             problem, _ = random_quadratic(seed=seed)
             bx.solve(problem, np.zeros(3), solver=SOLVER, rtol=10.0 ** (-6 + seed))
-            counts.append(first_order_sweeps.sweep_until_accurate._cached._cache_size())
+            counts.append(sweeps._cached._cache_size())
     assert counts[0] == counts[1]
 
 

@@ -1,5 +1,7 @@
 """Ways of writing the same problem: `certify` must not see a difference."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -51,7 +53,7 @@ def build(data, A, B, low, high):
     )
 
 
-def assert_same(found, expected, x_order=slice(None), y_order=slice(None)):
+def assert_same(found, expected, x_order: Any = slice(None), y_order: Any = slice(None)):
     assert found.failure is expected.failure is None
     assert found.value == pytest.approx(expected.value, rel=1e-7, abs=1e-7)
     np.testing.assert_allclose(found.y, np.asarray(expected.y)[y_order], atol=1e-7)

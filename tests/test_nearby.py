@@ -32,7 +32,7 @@ def entropy(cost: np.ndarray) -> Objective:
 def test_answers_are_those_of_minimise(seed, distance):
     # At a distance of 1 other rows are active, and some problems have no feasible point.
     random = np.random.default_rng(seed)
-    size, rows = random.integers(1, 8), random.integers(1, 12)
+    size, rows = int(random.integers(1, 8)), int(random.integers(1, 12))
     factor, linear = random.standard_normal((size, size)), random.standard_normal(size)
     matrix, middle = random.standard_normal((rows, size)), random.standard_normal(rows)
     matrix[random.random(rows) < 0.2] = 0.0

@@ -13,6 +13,7 @@ from bilevax.model.operators import Diagonal
 from bilevax.model.problem import place
 from bilevax.problems import NetworkDesign
 from bilevax.problems.network import tntp
+from known import linear_rows
 from shared_data import data_file
 from test_sparse_direct import network as written_out
 
@@ -102,11 +103,12 @@ def test_structured_rows_match_their_matrices(name, detour):
     network = from_tntp(name, detour=detour) if name in TNTP else dataclasses.replace(from_json(name), detour=detour)
     random = np.random.default_rng(1)
     problem = network.problem()
-    assert isinstance(problem.coupling[1].B, Diagonal)
+    assert isinstance(linear_rows(problem, 1).B, Diagonal)
     forward, backward = jax.jit(lambda operator, v: operator.mv(v)), jax.jit(lambda operator, u: operator.rmv(u))
     for dtype, tolerance in ((np.float64, 1e-11), (np.float32, 1e-4)):
         with jax.enable_x64(True):
-            for operator in (part.A for part in place(problem, dtype).coupling):
+            placed = place(problem, dtype)
+            for operator in (linear_rows(placed, k).A for k in range(len(placed.coupling))):
                 matrix = operator.to_scipy()
                 assert matrix.shape == operator.shape
                 v = random.standard_normal(matrix.shape[1]).astype(dtype)
@@ -119,7 +121,7 @@ def test_structured_rows_match_their_matrices(name, detour):
 
 
 def test_conservation_rows_are_independent():
-    matrix = from_json("net9").problem().coupling[0].A.to_scipy().toarray()
+    matrix = linear_rows(from_json("net9").problem()).A.to_scipy().toarray()
     assert np.linalg.matrix_rank(matrix) == len(matrix)
 
 
@@ -140,7 +142,7 @@ def test_first_order_steps_run_on_the_structure():
         problem.lower,
         [
             bx.LinearCoupling(A=part.A.to_scipy(), B=part.B, lower=part.lower, upper=part.upper)
-            for part in problem.coupling
+            for part in (linear_rows(problem, k) for k in range(len(problem.coupling)))
         ],
         problem.x_set,
         problem.y_set,
@@ -186,8 +188,9 @@ def random_network(seed: int, **options) -> NetworkDesign:
     reach = _allowed_graphs(ends, blocked)
     pairs = [(o, d) for o in range(9) for d in range(9) if o != d and nx.has_path(reach(o, d), o, d)]
     time = random.uniform(0.0, 1.0, len(ends))
+    origin, destination = zip(*pairs, strict=True)
     return NetworkDesign.from_arrays(
-        ends[:, 0], ends[:, 1], time, 1.0, *zip(*pairs, strict=True), 1.0, 2.0, 1.0, nodes=range(9), **options
+        ends[:, 0], ends[:, 1], time, 1.0, origin, destination, 1.0, 2.0, 1.0, nodes=range(9), **options
     )
 
 
@@ -237,7 +240,7 @@ def test_links_on_no_way_are_left_out():
     """0 -> 1 -> 2, a dead end 1 -> 3, a source 4 -> 1, a way back 2 -> 0 and a loop at 1."""
     network = NetworkDesign.from_arrays([0, 1, 1, 4, 2, 1], [1, 2, 3, 1, 0, 1], 1.0, 1.0, [0], [2], 1.0, 3.0, 1.0)
     np.testing.assert_array_equal(network.flows[0], [0, 1])
-    assert network.problem().coupling[0].A.shape == (2, 3)
+    assert linear_rows(network.problem()).A.shape == (2, 3)
 
 
 def test_zones_are_not_passed():
@@ -316,7 +319,7 @@ def test_road_networks_have_their_sizes(name):
     # Links of no time count a little; otherwise the mean trip is the unit.
     assert 1.0 <= np.average(network.shortest_times, weights=network.demand) < 1.1
     problem = network.problem()
-    sparse = sum(part.A.to_scipy().nnz for part in problem.coupling)
+    sparse = sum(linear_rows(problem, k).A.to_scipy().nnz for k in range(len(problem.coupling)))
     bytes_used = sum(leaf.nbytes for leaf in jax.tree.leaves(problem) if isinstance(leaf, np.ndarray))
     assert bytes_used < 20 * sparse + 10_000
 

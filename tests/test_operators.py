@@ -172,7 +172,7 @@ def test_values_survive_in_full_precision():
     """Built while JAX runs in float32, used in float64."""
     value = 0.1 + 1e-12
     coupling = bx.LinearCoupling([[value, 1.0]], sp.csr_matrix([[value, 0.0]]), upper=value)
-    A, B, offset = (coupling.matrices(np.zeros(2), np.zeros(2), None)[k] for k in (1, 0, 2))
+    B, A, offset = coupling.matrices(np.zeros(2), np.zeros(2), None)
     assert A.toarray()[0, 0] == B.toarray()[0, 0] == coupling.upper[0] == value
     assert not offset.any()
 

@@ -47,7 +47,7 @@ def test_network_draws_every_link_as_wide_as_its_capacity(coordinates) -> None:
     capacity = np.array([1.0, 0.5, 0.25, 0.5, 0.75, 1.0])
     figure, (ax,) = plot.panels(1)
     assert plot.network(design, capacity, ax) is ax
-    shapes = [path.vertices[:-1] for path in lanes(ax).get_paths()]
+    shapes = [np.asarray(path.vertices)[:-1] for path in lanes(ax).get_paths()]
     assert len(shapes) == len(design.tail)
     places = plot._places(design)
     found = [width(lane, places[a], places[b]) for lane, a, b in zip(shapes, design.tail, design.head, strict=True)]
@@ -64,7 +64,7 @@ def test_network_draws_every_link_as_wide_as_its_capacity(coordinates) -> None:
 def test_both_directions_of_a_link_lie_side_by_side() -> None:
     design = triangle(coordinates=[[0.0, 0.0], [2.0, 0.0], [1.0, 1.5]])
     _, (ax,) = plot.panels(1)
-    there, back = (path.vertices for path in lanes(plot.network(design, np.ones(6), ax)).get_paths()[:2])
+    there, back = (np.asarray(path.vertices) for path in lanes(plot.network(design, np.ones(6), ax)).get_paths()[:2])
     assert there[:, 1].max() < 0 < back[:, 1].min()  # from a to b is to the right: below the way
 
 
@@ -99,7 +99,7 @@ def test_hyperobjective_along_a_line_is_exact_with_points_on_it() -> None:
     ax = plot.hyperobjective(problem, 0.0, 3.0, samples=7, points=[0.5, bx.solve(problem, 0.7)])
     across, values = ax.lines[0].get_data()
     assert across == pytest.approx(np.linspace(0.0, 3.0, 7))
-    assert values == pytest.approx([bx.certify(problem, x).value for x in across])
+    assert values == pytest.approx([bx.certify(problem, x).value for x in np.asarray(across)])
     marked = np.asarray(ax.collections[0].get_offsets())
     assert marked[0] == pytest.approx([0.5, bx.certify(problem, 0.5).value])
     assert marked[1] == pytest.approx([0.98622483, 1.7218830], abs=1e-4)

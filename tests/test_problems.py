@@ -10,6 +10,7 @@ from bilevax import datasets, problems
 from bilevax.datasets import Dataset
 from bilevax.model.operators import Diagonal, Sparse
 from bilevax.model.problem import place
+from known import linear_rows
 from shared_data import data_file
 from test_datasets import OPTIMA, convex_bound
 
@@ -41,8 +42,8 @@ def test_svm_is_what_the_paper_says(flat, sparse):
     train, validation = rows(20), rows(10, seed=1)
     given = [Dataset(sp.csr_matrix(part.features), part.labels) if sparse else part for part in (train, validation)]
     problem = problems.svm(*given, bias_weight=0.03, flat=flat)
-    assert isinstance(problem.coupling[0].B, Diagonal)
-    assert isinstance(problem.coupling[0].A, Sparse) == sparse
+    assert isinstance(linear_rows(problem).B, Diagonal)
+    assert isinstance(linear_rows(problem).A, Sparse) == sparse
     random = np.random.default_rng(2)
     c, w, b = random.random(20), random.standard_normal(3), 0.7
     y = np.append(w, b) if flat else {"weights": w, "bias": np.array(b)}
@@ -92,7 +93,7 @@ def test_svm_solves_fourclass():
 
 
 def test_predictions():
-    dataset = Dataset([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], [1.0, -1.0, -1.0])
+    dataset = Dataset(np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]), np.array([1.0, -1.0, -1.0]))
     for y in ({"weights": np.array([1.0, -1.0]), "bias": 0.5}, np.array([1.0, -1.0, 0.5])):
         for features in (dataset.features, sp.csr_matrix(dataset.features)):
             np.testing.assert_array_equal(problems.svm_predict(y, features), [1.0, -1.0, 1.0])
@@ -105,4 +106,4 @@ def test_wrong_svms_are_refused():
     with pytest.raises(ValueError, match="bias_weight: expected a positive number, got 0"):
         problems.svm(rows(5), rows(4), bias_weight=0)
     with pytest.raises(ValueError, match="train: expected a Dataset, got ndarray"):
-        problems.svm(np.zeros((2, 2)), rows(4))
+        problems.svm(np.zeros((2, 2)), rows(4))  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,7 @@
 """Natural units: other units of x, y, rows, f and g change the scales by just that unit, and no verdict."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def lower(x, y, data):
     return data["g"] * (0.5 * y @ (data["H"] @ y) + y @ (data["M"] @ x + data["c"]))
 
 
-def written(seed, x=1.0, y=1.0, rows=1.0, f=1.0, g=1.0):
+def written(seed, x: Any = 1.0, y: Any = 1.0, rows: Any = 1.0, f=1.0, g=1.0):
     """A random problem in units of x, y, the rows, f and g."""
     random = np.random.default_rng(seed)
     root, A, B = (

@@ -253,7 +253,10 @@ EMPTY = bx.Polyhedron([[1.0], [1.0]], lower=[2.0, -np.inf], upper=[np.inf, 1.0])
 )
 def test_an_empty_x_is_refused(x_set, x0):
     problem = bx.BilevelProblem(
-        lambda x, y: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x)), lambda x, y: y**2, x_set=x_set, y_like=0.0
+        lambda x, y: jnp.asarray(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(x))),
+        lambda x, y: y**2,
+        x_set=x_set,
+        y_like=0.0,
     )
     calls = [bx.solve, bx.certify, bx.solve_lower_level]
     calls.append(lambda *given: bx.run(*given, solver=bx.SFLCB()))
@@ -274,7 +277,7 @@ def test_a_box_whose_bounds_cross_only_once_they_are_spread_is_refused():
 @pytest.mark.parametrize("solver", [bx.SFLCB(), bx.Default(variant="first-order")], ids=["SFLCB", "first-order"])
 def test_a_polyhedron_inside_compiled_code_keeps_its_digits_in_a_process_of_float32(solver):
     """Its projection is called from threads of XLA's, which know nothing of the precision asked for here."""
-    assert not jax.config.jax_enable_x64
+    assert not jax.config.read("jax_enable_x64")
     rows = np.random.default_rng(0).standard_normal((3, 50))
     problem = bx.BilevelProblem(
         lambda x, y: jnp.sum((y - 0.1) ** 2) + jnp.sum(x**2),

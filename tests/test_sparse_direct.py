@@ -18,6 +18,7 @@ from bilevax.solvers.default.newton import box_step
 from bilevax.solvers.default.other_multipliers import other_multipliers
 from bilevax.solvers.default.quadratic_program import UpperSet, nearest_on_rows, solve_qp
 from bilevax.solvers.default.sparse_path import SparsePath
+from known import present
 from shared_data import data_file
 from test_first_order import _chain
 
@@ -69,8 +70,8 @@ def test_derivatives_of_the_smoothed_objective():
     flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
     x = np.random.default_rng(1).uniform(0.3, 1.0, links)
     oracle, smoothing = SparsePath(InteriorLower(flat), x), Barrier(0.05, 1e-3, kappa=2.0)
-    point = oracle.evaluate(x, smoothing, oracle.begin())
-    at = lambda shift: oracle.evaluate(x + shift, smoothing, point)
+    point = present(oracle.evaluate(x, smoothing, present(oracle.begin())))
+    at = lambda shift: present(oracle.evaluate(x + shift, smoothing, point))
     ways = 1e-5 * np.eye(links)
     values = np.array([(at(way).value - at(-way).value) / 2e-5 for way in ways])
     gradients = np.array([(at(way).gradient - at(-way).gradient) / 2e-5 for way in ways])
@@ -120,7 +121,7 @@ def test_roads_of_several_full_links_are_certified(seed):
     design = roads(seed)
     solution = bx.solve(design.problem(), design.start())
     assert solution.success, solution.message
-    x, existing = np.asarray(solution.x), np.broadcast_to(design.existing, len(design.tail))
+    x, existing = np.asarray(solution.x), np.broadcast_to(present(design.existing), len(design.tail))
     worth = lambda z: design.utility(z, bx.solve_lower_level(design.problem(), z).y)
     for route in design._graph.shortest_routes(design.origin, design.destination)[:3]:
         for change in (1e-3, -1e-3):
@@ -159,7 +160,7 @@ def test_nearest_point_on_rows():
     low[3] = image[3] + 1e-4  # a broken bound
     near = nearest_on_rows(weights, matrix, low, high, start)
     assert near is not None
-    best = solve_qp(np.diag(weights), -weights * start, matrix.toarray(), low, high)
+    best = present(solve_qp(np.diag(weights), -weights * start, matrix.toarray(), low, high))
     np.testing.assert_allclose(near, best, atol=1e-9)
     twice = sp.vstack([matrix, matrix[:1]], format="csr")
     contradicting = nearest_on_rows(weights, twice, np.append(low, low[0] + 0.1), np.append(high, high[0] + 0.1), start)
@@ -180,7 +181,7 @@ def test_large_sparse_problems_are_solved_directly():
     assert solution.success, solution.message
     assert "sweeps" not in solution.stats
     # y = x_0 target is increasing wherever x_0 >= 0, so the rows are slack and Phi is a parabola.
-    spread = np.mean(target**2)
+    spread = float(np.mean(target**2))
     np.testing.assert_allclose(solution.x, [spread / (spread + 0.1), 0.0], atol=1e-6)
 
 
@@ -199,7 +200,7 @@ def test_steps_in_a_box_are_those_of_the_quadratic_program():
         step = box_step(gradient, hessian, low, high)
         if step is not None:
             found += 1
-            np.testing.assert_allclose(step, solve_qp(hessian, gradient, np.eye(12), low, high), atol=1e-7)
+            np.testing.assert_allclose(step, present(solve_qp(hessian, gradient, np.eye(12), low, high)), atol=1e-7)
     assert found >= 10
 
 

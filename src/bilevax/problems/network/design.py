@@ -119,12 +119,12 @@ class NetworkDesign:
     @classmethod
     def from_arrays(
         cls,
-        tail: Sequence[Any],
-        head: Sequence[Any],
+        tail: Sequence[Any] | np.ndarray,
+        head: Sequence[Any] | np.ndarray,
         time: Any,
         cost: Any,
-        origin: Sequence[Any],
-        destination: Sequence[Any],
+        origin: Sequence[Any] | np.ndarray,
+        destination: Sequence[Any] | np.ndarray,
         demand: Any,
         outside: Any,
         revenue: Any,
@@ -293,7 +293,7 @@ class NetworkDesign:
     def from_networkx(
         cls,
         graph: Any,
-        pairs: Mapping[tuple[Hashable, Hashable], Mapping[str, float]],
+        pairs: Mapping[Any, Mapping[str, float]],
         *,
         time: str = "time",
         cost: str = "cost",
