@@ -7,6 +7,10 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+# As many processes as cores run the tests: more threads for the linear algebra of each would wait for each other.
+# NumPy and SciPy look at this when they are first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 from hypothesis import settings
