@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := cli,plot,report,sklearn,data,docs,dev
 
-.PHONY: install demo test lint types unit quick choose-quick bench attack docs lock clean
+.PHONY: install demo test lint types unit quick bench attack docs lock clean
 
 install: $(VENV)/installed
 
@@ -29,12 +29,9 @@ types: install
 unit: install
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# The fastest tests, together less than a minute; `make choose-quick` runs all and chooses them anew.
+# All but the tests that are marked as slow: less than two minutes.
 quick: install
-	$(BIN)/pytest -n 2 --dist worksteal --quick
-
-choose-quick: install
-	$(BIN)/pytest -n 2 --dist worksteal --choose-quick
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow'
 
 bench: install
 	$(BIN)/python benchmarks/sflcb_step.py

@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import pathlib
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 # As many processes as cores run the tests: more threads for the linear algebra of each would wait for each other.
@@ -33,42 +31,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")
 
-_QUICK = pathlib.Path(__file__).with_name("quick.txt")
-_QUICK_SECONDS = 60.0  # of one core
-_SPENT: defaultdict[str, float] = defaultdict(float)
 _COMPILED: list[str] = []
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run only the tests that tests/quick.txt names")
-    parser.addoption("--choose-quick", action="store_true", help="write the fastest tests of this run to quick.txt")
-
-
-def _function(test: str) -> str:
-    """Return the name of a test without its parameters."""
-    return test.partition("[")[0]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        names = set(_QUICK.read_text().split())
-        config.hook.pytest_deselected(items=[item for item in items if _function(item.nodeid) not in names])
-        items[:] = [item for item in items if _function(item.nodeid) in names]
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    # A test that failed, or was skipped here, is never quick.
-    _SPENT[_function(report.nodeid)] += report.duration if report.passed else _QUICK_SECONDS
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Choose the tests that take least time, as many of them as fit into the time for all."""
-    if session.config.getoption("--choose-quick") and not hasattr(session.config, "workerinput"):
-        chosen, total = [], 0.0
-        for name, seconds in sorted(_SPENT.items(), key=lambda entry: entry[1]):
-            if (total := total + seconds) <= _QUICK_SECONDS:
-                chosen.append(name)
-        _QUICK.write_text("".join(f"{name}\n" for name in sorted(chosen)))
 
 
 def _record(event: str, duration_secs: float, **_: str | int) -> None:

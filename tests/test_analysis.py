@@ -181,6 +181,7 @@ def test_table(name):
         assert not found.refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("known", [False, True], ids=["no points", "points"])
 def test_units_do_not_matter(seed, known):
@@ -418,6 +419,7 @@ _JETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(_JETS)))
 def test_jets_are_the_derivatives_of_jax(index):
     function = _JETS[index]

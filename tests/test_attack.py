@@ -28,6 +28,7 @@ SLICE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "index"), SLICE)
 def test_no_success_is_wrong(family, index):
     result = run_case(family, 0, index)

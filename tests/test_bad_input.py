@@ -59,6 +59,7 @@ def halfway_lower(x, y):
     return jnp.sum((y - x) ** 2 + 0 * y * jnp.sqrt(x - 0.6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("upper", "lower"), [(halfway, near), (lambda x, y: (x - 0.2) ** 2 + 0 * y, halfway_lower)])
 def test_nan_on_the_way_is_no_success(solver, upper, lower):
@@ -70,6 +71,7 @@ def test_nan_on_the_way_is_no_success(solver, upper, lower):
     assert np.isfinite(solution.certificate.stationarity)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("level", ["upper", "lower"])
 def test_nan_from_the_start_on_is_told(solver, level):
@@ -122,6 +124,7 @@ def test_wrong_shapes_and_empty_problems_are_refused(problem, settings, message)
         bx.solve(bx.BilevelProblem(*problem()), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["default", "first-order"])
 @pytest.mark.parametrize("rows", [None, (), bx.LinearCoupling(np.zeros((0, 2)))], ids=["none", "empty", "zero rows"])
 def test_a_problem_without_rows_is_one(solver, rows):
@@ -134,6 +137,7 @@ def test_a_problem_without_rows_is_one(solver, rows):
 # --- arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_start_outside_x_is_projected_and_told(solver):
     with pytest.warns(UserWarning, match=r"x0: expected a point of X, got one that is outside by 0\.33 .*projection"):
@@ -142,6 +146,7 @@ def test_a_start_outside_x_is_projected_and_told(solver):
     np.testing.assert_array_equal(outside.x, inside.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "x_set"), [(0.1, bx.Box(0.1, 3.0)), (0.1, bx.Box(0.0, 0.1)), (1.0, bx.Free())])
 def test_a_start_on_the_border_is_none_outside(x, x_set, recwarn):
     for dtype in (np.float32, np.float64):

@@ -377,6 +377,7 @@ def distance(a: Any, b: Any) -> float:
     return float(np.abs(flat(a) - flat(b)).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "name"), TABLE)
 def test_penalty_methods_reach_what_their_penalty_allows(method, name):
     """The answer is off by the order of 1 / penalty: 0.05 at most at the larger one, and half of that at the smaller.
@@ -403,6 +404,7 @@ def test_penalty_methods_reach_what_their_penalty_allows(method, name):
         assert 0.4 * coarse <= fine <= 0.6 * coarse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*COUPLED[1:], "uncoupled quadratic", "row active", "row slack", "equality"])
 def test_gam_with_line_search_converges(name):
     """Second-order information and exact evaluations: certified to rtol, whatever the rows; x to 1e-5."""
@@ -455,6 +457,7 @@ def test_new_numbers_compile_nothing(method, compilations):
     assert count[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SOLVERS)
 def test_single_precision_and_batches(method):
     """The default precision of JAX, several starts in one program."""

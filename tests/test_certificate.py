@@ -45,6 +45,7 @@ def leaves_close(found, expected, tolerance):
 # --- the problem library
 
 
+@pytest.mark.slow
 @each_record()
 def test_best_points_of_the_library(name):
     record, certificate = RECORDS[name], certified_best(name)
@@ -65,6 +66,7 @@ def test_dependent_rows_are_seen(name):
     assert not certified_best(name).licq
 
 
+@pytest.mark.slow
 @each_record([name for name in RECORDS if RECORDS[name]["properties"]["licq_at_best"] is not False])
 def test_multipliers_at_best_points(name):
     record, certificate = RECORDS[name], certified_best(name)
@@ -134,6 +136,7 @@ def natural_size(problem, x, y, gradient):
     return np.linalg.norm(scales.upper * scales.x * gradient)
 
 
+@pytest.mark.slow
 @each_record(SMALL)
 def test_random_points_against_finite_differences(name):
     """At random x in X: hypergradient and stationarity as finite differences of an enumerated lower level say."""
@@ -392,6 +395,7 @@ def test_network_optimum_on_the_border_of_feasibility():
     assert certificate.confirms(1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gain", "x"),
     [
@@ -698,6 +702,7 @@ print(json.dumps([before == dict(jax.config.values), certificate.value, certific
 """
 
 
+@pytest.mark.slow
 def test_settings_in_a_fresh_process_with_double_precision():
     environment = {"JAX_ENABLE_X64": "1", "PATH": "", "JAX_PLATFORMS": "cpu"}
     out = subprocess.run([sys.executable, "-c", SETTINGS], env=environment, capture_output=True, text=True, check=True)
@@ -708,6 +713,7 @@ def test_settings_in_a_fresh_process_with_double_precision():
     assert json.loads(namespace["answer"])[1:] == [value, stationarity, x]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cost", "value", "least", "stationary"),
     [

@@ -175,6 +175,7 @@ def in_slices(path, every, problem, x0, **settings):
         stop += every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path, certified_once):
     make, settings = CASES[case]
@@ -188,6 +189,7 @@ def test_the_default_stopped_and_resumed_bit_for_bit(case, tmp_path, certified_o
         assert len(set(firsts)) >= 3 or every > 2  # what is finished is not done again
 
 
+@pytest.mark.slow
 def test_what_the_sparse_path_has_learned_is_resumed(tmp_path, certified_once):
     problem, x0 = crossing()
     whole, path, settings = bx.solve(problem, x0), tmp_path / "run.ckpt", {}
@@ -226,6 +228,7 @@ def test_a_learner_changes_nothing_but_its_state():
     assert other.state == Seen(3)
 
 
+@pytest.mark.slow
 def test_every_learner_of_the_default_declares_its_state():
     """Caches aside, what a whole search changes in its learners is in their states: all else stays the same object."""
     seen = []
@@ -282,6 +285,7 @@ KILLED_DEFAULT = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "step", "write"),
     [

@@ -89,6 +89,7 @@ def test_an_answer_without_success_has_exit_code_1(folder):
     assert found["stats"] | {"time": 0} == {"solver": "SFLCB", "steps": 100, "time": 0}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint(folder):
     (folder / "slow.py").write_text(TOY + "solver = bx.SFLCB(delta=0.1)\n")
     told("solve", "slow.py", "--max-steps", 100, "--checkpoint", "run.ckpt", code=1)
@@ -248,6 +249,7 @@ def test_network_from_tntp(folder):
     assert len(found["links"]["capacity"]) == 5
 
 
+@pytest.mark.slow
 def test_demo_solves_its_problems(folder, monkeypatch):
     data_file("libsvm", "diabetes_scale")
     data_file("networks", "net3.json")
@@ -282,6 +284,7 @@ def test_info(folder, monkeypatch):
     assert "compilation cache" in call("info").stdout
 
 
+@pytest.mark.slow
 def test_bench_lists_and_runs(folder):
     assert "sflcb_step" in told("bench")["benchmarks"]
     assert "expected one of" in told("bench", "nothing", code=2)["error"]

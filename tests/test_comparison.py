@@ -24,6 +24,7 @@ def comparison():
     return bx.compare(toy(), 0.7, METHODS, max_steps=400, points=5)
 
 
+@pytest.mark.slow
 def test_every_method_is_judged_by_its_certificate(comparison):
     for contender in comparison.contenders:
         if contender.solution is None:

@@ -525,6 +525,7 @@ def test_a_misleading_start_does_not_lose_the_answer():
         assert solution.y[0] == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_public_problems_from_their_solutions():
     folder = Path(os.environ.get("BILEVAX_PROBLEMS", Path(__file__).parents[2] / "shared" / "problems"))
     if not (folder / "judge.py").exists():
@@ -625,6 +626,7 @@ def test_closed_network_is_infeasible():
     assert 0 < solution.relaxation <= 1e-6
 
 
+@pytest.mark.slow
 def test_seville_size():
     objective, constraints, start = network_problem("seville24", 0.001)
     assert start.size == 49128

@@ -51,6 +51,7 @@ COUPLINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COUPLINGS)
 def test_adjoint_matrices_and_values_on_trees(kind):
     seed = 0

@@ -114,6 +114,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_phase_looks_at_the_clock(name, monkeypatch):
     """Where the time is over, not one more step is made; neither is a certificate, but for saying so."""
@@ -135,6 +136,7 @@ def test_every_phase_looks_at_the_clock(name, monkeypatch):
         assert not solution.certificate.complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0.01, 0.5, 1.0])
 def test_a_projection_inside_compiled_code_is_not_interrupted(limit):
     """No exception of ours gets through XLA."""

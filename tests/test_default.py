@@ -14,6 +14,7 @@ from known import RECORDS, built, each_record, judge
 NOT_GLOBAL = {"Bard1988Ex1", "Colson2002BIPA2"}
 
 
+@pytest.mark.slow
 @each_record()
 def test_known_answers(name):
     record = RECORDS[name]
@@ -44,6 +45,7 @@ EXPRESSIBLE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", EXPRESSIBLE, ids=lambda record: record["name"])
 def test_no_wrong_success_outside_the_base_scope(record):
     problem, x0, y0 = judge.build(record, bx, jnp)
@@ -60,6 +62,7 @@ def test_no_wrong_success_outside_the_base_scope(record):
             assert value == pytest.approx(solution.value, abs=allowed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("options", [{}, {"n_equalities": 2}, {"box": 1.0}, {"condition": 1e4}], ids=str)
 def test_random_quadratics_are_certified(seed, options):

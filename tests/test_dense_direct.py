@@ -109,6 +109,7 @@ def test_unproven_derivatives_are_those_of_quadratics_only():
     np.testing.assert_allclose(found.hessian.toarray(), np.cosh(3) * np.eye(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [120, 1100])
 def test_large_dense_problems_are_certified(size):
     # 1100 variables of y: more than the certificate's least squares with signs would take.

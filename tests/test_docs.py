@@ -16,6 +16,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(language.strip(), body) for language, body in FENCED.findall(page.read_text())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name
 )

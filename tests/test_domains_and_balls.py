@@ -22,6 +22,7 @@ def fitted(random, n_x, n_y):
     return lambda x, y: jnp.sum((rows @ y - goal) ** 2) + 0.1 * jnp.sum((x - centre) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_entropy_on_a_simplex_from_every_start(size):
     problem = bx.BilevelProblem(
@@ -39,6 +40,7 @@ def test_entropy_on_a_simplex_from_every_start(size):
     assert values == pytest.approx([values[0]] * 9, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entropy", ENTROPIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_entropies_are_certified(seed, entropy):
@@ -57,6 +59,7 @@ def test_random_entropies_are_certified(seed, entropy):
     assert solution.success, solution.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lower", "sets"),
     [
@@ -84,6 +87,7 @@ def test_functions_with_a_domain_need_no_start(lower, sets):
         assert solution.success, solution.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entropy", ENTROPIES)
 def test_inverse_optimal_transport(entropy):
     """Ten sources, ten sinks; one of the twenty marginals follows from the others."""
@@ -132,6 +136,7 @@ def ball_problem(seed, **more):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_balls_as_lower_sets_are_certified(seed):
     problem, x0 = ball_problem(seed)
@@ -198,6 +203,7 @@ def test_natural_units_do_not_depend_on_how_near_a_border_y_is():
     assert 0.1 <= units[0] / units[1] <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_ball_as_upper_set_is_met_to_the_last_digits(seed):
     random = np.random.default_rng(seed)

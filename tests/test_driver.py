@@ -145,6 +145,7 @@ def test_an_interrupt_returns_the_best_point_of_the_default(raising):
     assert all("best point so far" in solution.message for solution in stopped)
 
 
+@pytest.mark.slow
 def test_an_interrupt_where_the_smoothing_is_beyond_the_feasible_set():
     """Softened rows let the smoothing leave it; what is returned has a lower level all the same."""
     problem = bordered(slopes(1.0, square=0.1))
@@ -442,6 +443,7 @@ def test_the_counter_counts(compilations):
     assert count[0] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [False, True])
 def test_second_solve_compiles_nothing(compilations, sparse):
     random = np.random.default_rng(1)
@@ -517,6 +519,7 @@ def test_degenerate_rows_run(kind):
     assert bx.certify(problem, [1.5, 1.5]).stationarity <= 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no rows", "zero sparse rows", "infinite on both sides", "equality of zeros"])
 def test_degenerate_rows_are_iterated(kind):
     problem = bx.BilevelProblem(chase, tail, DEGENERATE[kind], y_like=np.zeros(2))
@@ -551,6 +554,7 @@ def any_lower(x, y):
     return jnp.asarray(sum(jnp.sum((y - leaf) ** 2) for leaf in jax.tree.leaves(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x0", [2, np.int64(2), np.float32(2), jnp.float32(2), np.array(2), [2], (2.0,), {"a": 2}])
 def test_one_variable_in_any_form(x0):
     solution = bx.solve(bx.BilevelProblem(any_upper, any_lower, y_like=0.0), x0, solver=SOLVER, max_steps=10)
@@ -611,6 +615,7 @@ def sparse_problem(rows, columns, n_x=5):
     )
 
 
+@pytest.mark.slow
 def test_sparse_rows_are_never_turned_dense(no_dense):
     """100,000 x 150,000, 120 GB as an array of numbers; and parts of it may not be turned dense either."""
     with pytest.raises(AssertionError, match="turned dense"):
@@ -651,6 +656,7 @@ def test_run_inside_jit_with_traced_problem():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("coupling", "x_set"),
     [

@@ -61,6 +61,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_files_numbers_and_exactness(name: str, tmp_path: Path) -> None:
     if name != "toy":

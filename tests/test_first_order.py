@@ -31,6 +31,7 @@ def test_toy_takes_few_sweeps(start):
     assert solution.history["sweeps"][-1] == solution.stats["sweeps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"n_equalities": 2}, {"box": 1.0}, {"condition": 1e4}], ids=str)
 def test_random_quadratics_are_certified(options):
     problem, _ = random_quadratic(3, 6, 4, upper="quadratic", seed=1, with_theta_bar=False, **options)
@@ -52,6 +53,7 @@ def _oracle(problem, x, y_size):
     return first_order.PairOracle(flat, UpperSet(flat.x_rows), x, np.full(y_size, 0.1))
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_the_value():
     random = np.random.default_rng(0)
     matrix, mixed, target = random.standard_normal((4, 6)), random.standard_normal((6, 3)), random.standard_normal(6)
@@ -104,6 +106,7 @@ def _chain(size):
     )
 
 
+@pytest.mark.slow
 def test_large_problems_are_not_refused():
     solution = bx.solve(_chain(7000), np.zeros(3), solver=SOLVER)
     small = bx.solve(_chain(300), np.zeros(3), solver=SOLVER)
@@ -137,6 +140,7 @@ def test_infeasible_start_comes_back():
     assert solution.x == pytest.approx(np.array([-0.5]), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "links"), [("auto", 15_000), ("first-order", 40_000)])
 def test_time_limit_is_kept_within_a_second(variant, links, monkeypatch):
     problem, solver, stopped = _chain(links), bx.Default(variant=variant), []
@@ -161,6 +165,7 @@ def test_time_limit_is_kept_within_a_second(variant, links, monkeypatch):
     assert limit <= taken <= limit + 1
 
 
+@pytest.mark.slow
 def test_a_look_at_the_clock_changes_nothing(monkeypatch):
     problem, _ = random_quadratic(3, 6, 4, upper="quadratic", seed=1, condition=1e4, with_theta_bar=False)
     whole = bx.solve(problem, np.zeros(3), solver=SOLVER)

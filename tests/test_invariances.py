@@ -71,6 +71,7 @@ def assert_same(found, expected, x_order: Any = slice(None), y_order: Any = slic
 seeds = st.integers(0, 299)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_scaling_rows(seed):
     data, A, B, low, high, x = random_problem(seed)
@@ -82,6 +83,7 @@ def test_scaling_rows(seed):
         np.testing.assert_allclose(scaled.multipliers * factor, expected.multipliers, atol=1e-6)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_duplicating_rows(seed):
     data, A, B, low, high, x = random_problem(seed)
@@ -91,6 +93,7 @@ def test_duplicating_rows(seed):
     assert_same(bx.certify(build(data, A[twice], B[twice], low[twice], high[twice]), x), expected)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_permuting_variables_and_rows(seed):
     data, A, B, low, high, x = random_problem(seed)
@@ -107,6 +110,7 @@ def test_permuting_variables_and_rows(seed):
     assert_same(found, expected, p, q)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_splitting_an_equality_into_two_inequalities(seed):
     data, A, B, low, high, x = random_problem(seed)
@@ -117,6 +121,7 @@ def test_splitting_an_equality_into_two_inequalities(seed):
     assert_same(bx.certify(build(data, A[rows], B[rows], one_sided_low, one_sided_high), x), expected)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_flipping_the_sign_of_rows(seed):
     data, A, B, low, high, x = random_problem(seed)
@@ -124,6 +129,7 @@ def test_flipping_the_sign_of_rows(seed):
     assert_same(bx.certify(build(data, -A, -B, -high, -low), x), expected)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_y_bounds_as_rows_or_as_a_set(seed):
     data, A, B, low, high, x = random_problem(3 * (seed // 3))

@@ -60,6 +60,7 @@ def in_full(network: NetworkDesign, y: dict[str, np.ndarray]) -> np.ndarray:
 # --- the problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["net3", "net9", "seville24"])
 def test_rows_and_objectives_are_those_written_out(name):
     reference, *_ = written_out(f"{name}.json")
@@ -86,6 +87,7 @@ def test_rows_and_objectives_are_those_written_out(name):
             assert not np.asarray(balance)[~kept & ~destination.ravel()].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["net3", "net9"])
 def test_answers_are_those_written_out(name):
     """Links of no use are left out without a trace in shares, loads and values."""
@@ -97,6 +99,7 @@ def test_answers_are_those_written_out(name):
     np.testing.assert_allclose(ours.y["share"], theirs.y[: len(network.origin)], atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detour", [None, 1.2])
 @pytest.mark.parametrize("name", ["net9", "seville24", "Berlin-Friedrichshain"])
 def test_structured_rows_match_their_matrices(name, detour):
@@ -125,6 +128,7 @@ def test_conservation_rows_are_independent():
     assert np.linalg.matrix_rank(matrix) == len(matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["ones", "own"])
 def test_three_nodes_are_solved(start):
     network = from_json("net3")
@@ -134,6 +138,7 @@ def test_three_nodes_are_solved(start):
     assert solution.value == pytest.approx(-network.utility(solution.x, solution.y), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_first_order_steps_run_on_the_structure():
     network = from_json("net3")
     problem = network.problem()
@@ -340,6 +345,7 @@ def test_braess():
     assert network.utility(solution.x, solution.y) == pytest.approx((1.5 - way) * expit(0.5 * way + 0.5), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_real_network_is_solved_and_certified():
     network = from_tntp("SiouxFalls", detour=1.2)
     solution = bx.solve(network.problem(), network.start())

@@ -79,6 +79,7 @@ TELLING = [(form, "empty rows and columns") for form in FORMS] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "kind"), sorted(set(TELLING)))
 def test_forms_of_matrices(form, kind):
     dense = MATRICES[kind]
@@ -137,6 +138,7 @@ def sparse_matrices(draw):
     return sp.coo_matrix((values.astype(float), (i, j)), shape=(rows, columns))
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(matrix=sparse_matrices(), seed=st.integers(0, 100))
 def test_adjoint_of_random_sparse_matrices(matrix, seed):

@@ -24,6 +24,7 @@ def toll(choice: Any = "optimistic"):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("y", [None, [4.5, 0.0], [0.0, 4.5], [2.0, 2.5]], ids=str)
 @pytest.mark.parametrize(("choice", "value"), [("optimistic", -45.0), ("pessimistic", 0.0)])
 def test_ties_have_one_phi_whatever_y_was_given(y, choice, value):

@@ -122,22 +122,25 @@ def run_user_code(*arguments: str, double: bool = False) -> None:
     program = [sys.executable, "-c", USER, "double" if double else "single", *arguments]
     source = str(pathlib.Path(bilevax.__file__).parents[1])
     environment = {"JAX_ENABLE_X64": "1" if double else "0", "PATH": "", "HOME": "/tmp", "PYTHONPATH": source}
-    compiling = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
+    compiling = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "OPENBLAS_"))}
     done = subprocess.run(program, env=compiling | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_users_functions_are_the_same_after_each_call():
     run_user_code(
         "warm", *["certify", "solve_lower_level", "run", "SFLCB", "GAM", "compare", "reformulation", "plot", "solve"]
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["solve", "run certify", "hyperobjective svc multistart first-order"])
 def test_a_users_functions_work_when_first_called_after_a_solve(calls):
     run_user_code("cold", *calls.split())
 
 
+@pytest.mark.slow
 def test_the_same_in_a_process_of_double_precision():
     run_user_code("warm", "run", "certify", "solve", double=True)
 

@@ -75,6 +75,7 @@ def test_another_split_compiles_nothing(compilations):
     assert count[0] == 0
 
 
+@pytest.mark.slow
 def test_svm_solves_the_papers_first_split():
     path = data_file("libsvm", "diabetes_scale")
     split = datasets.paper_splits(datasets.quadratic_features(datasets.diabetes(path)), 1)[0]
@@ -85,6 +86,7 @@ def test_svm_solves_the_papers_first_split():
     assert 0.7 < problems.svm_accuracy(solution.y, split.test) < 0.9
 
 
+@pytest.mark.slow
 def test_svm_solves_fourclass():
     split = datasets.paper_splits(datasets.fourclass(data_file("libsvm", "fourclass_scale")), 1)[0]
     solution = bx.solve(problems.svm(split.train, split.validation), np.full(500, 3.0))

@@ -279,6 +279,7 @@ def opened(path: Path, folder: Path, width: int = 1200, *options: str, style: st
     return json.loads(str(measured))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_a_browser_shows_it(tmp_path, stopped, designed):
     network, solution = designed

@@ -73,6 +73,7 @@ def test_scales_follow_the_units(seed, x, y, rows, f, g):
         assert np.all(np.abs(np.log2(found) - np.log2(expected)) <= 2.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "units",

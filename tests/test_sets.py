@@ -274,6 +274,7 @@ def test_a_box_whose_bounds_cross_only_once_they_are_spread_is_refused():
         bx.solve(problem, {"a": 1.0, "b": 0.0}, y0=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [bx.SFLCB(), bx.Default(variant="first-order")], ids=["SFLCB", "first-order"])
 def test_a_polyhedron_inside_compiled_code_keeps_its_digits_in_a_process_of_float32(solver):
     """Its projection is called from threads of XLA's, which know nothing of the precision asked for here."""

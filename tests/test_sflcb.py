@@ -187,6 +187,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_fifty_steps_agree_with_algorithm_1(kind):
     case = CASES[kind]()

@@ -31,6 +31,7 @@ def fitted(rows, judged):
     return BilevelSVC(validation=judged).fit(*rows)
 
 
+@pytest.mark.slow
 @parametrize_with_checks([BilevelSVC(random_state=0)])
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
@@ -111,6 +112,7 @@ def test_the_seed_decides(rows):
     assert not np.allclose(first.coef_, other.coef_)
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_under_cross_validation():
     X, y = load_breast_cancer(return_X_y=True)
     model = make_pipeline(StandardScaler(), BilevelSVC(random_state=0))

@@ -112,6 +112,7 @@ def test_derivatives_of_the_smoothed_objective(make, sparse):
     assert np.abs(gradients - oracle.hessian(point)).max() <= 1e-6 * np.abs(gradients).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_nodes_are_certified(seed):
     problem, links, _ = network("net3.json")
@@ -148,6 +149,7 @@ def roads(seed: int, towns: int = 5, pairs: int = 6) -> NetworkDesign:
     return NetworkDesign.from_arrays(tail, head, time, time, origin, destination, demand, outside, demand, existing=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_roads_of_several_full_links_are_certified(seed):
     # Most links end up just full, some at no price, and in a row of them any can be the one that holds traffic back.
@@ -251,6 +253,7 @@ def test_the_high_point_relaxation_is_taken_where_the_lower_level_agrees():
     assert solution.history["phase"][-1] == "high-point relaxation"
 
 
+@pytest.mark.slow
 def test_warm_start_for_changed_data_is_exact_at_once():
     problem, links, _ = network("net3.json")
     first = bx.solve(problem, np.ones(links))

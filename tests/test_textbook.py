@@ -53,6 +53,7 @@ def _rows(problem: bx.BilevelProblem, x: np.ndarray, y: np.ndarray) -> np.ndarra
     return np.array([np.concatenate([np.zeros(0), *part]) for part in (rows, *problem.row_bounds(rows))])
 
 
+@pytest.mark.slow
 @every_problem
 def test_the_best_answer_is_certified(name):
     entry = textbook.load(name)

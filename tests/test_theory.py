@@ -243,6 +243,7 @@ STATED = (Decimal(1) / 4, Decimal(1) / 4)
 PROVEN = (Decimal(3) / 16, Decimal(19) / 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "steps", "seed"), [("random", 200, 0), ("random", 200, 1), ("saddle", 40, 2), ("inner", 40, 3)]
 )
@@ -481,6 +482,7 @@ def range_problem(x):
 RANGE_MULTIPLIERS = np.array([1.0, -0.7, -0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.1, 1e-3, 1e-8])
 @pytest.mark.parametrize("case", ["coupled", "ranges"])
 def test_start_of_the_coupled_corollary_is_as_near_as_claimed(case, delta):
