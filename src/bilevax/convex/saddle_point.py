@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,17 +91,20 @@ def _regularised_solver(
     weight, size, count = RANK.regularisation, block.shape[0], border.shape[0]
     entries = block.tocoo()
     if count <= DENSE.schur and np.all(entries.row == entries.col):
-        # With a diagonal block, as of an entropy, the rows alone are left to be factorised.
+        # With a diagonal block, as of an entropy, the rows alone are left to be factorised. Rounding may leave them
+        # indefinite: where they depend on each other, and the block is nearly zero.
         inverse = 1 / (block.diagonal() + weight)
         schur = (border @ sparse.diags_array(inverse) @ border.T).toarray() + weight * np.eye(count)
-        factor, failed = scipy.linalg.lapack.dpotrf(schur)
-
-        def solve(error: np.ndarray) -> np.ndarray:
-            side = border @ (inverse * error[:size]) - error[size:]
-            multipliers = scipy.linalg.lapack.dpotrs(factor, side)[0]
-            return np.concatenate([inverse * (error[:size] - border.T @ multipliers), multipliers])
-
-        if not failed:  # dependent rows and a large inverse leave it indefinite by rounding
-            return solve
+        with contextlib.suppress(np.linalg.LinAlgError):
+            factor = scipy.linalg.cho_factor(schur, check_finite=False)
+            return functools.partial(_solve_by_rows, inverse, border, factor)
     regular = np.repeat([weight, -weight], [size, count])
     return scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular))).solve
+
+
+def _solve_by_rows(inverse: np.ndarray, border: sparse.csr_matrix, factor: Any, error: np.ndarray) -> np.ndarray:
+    """Solve with a diagonal block, given its inverse and the factor of ``border block^-1 border'``."""
+    size = inverse.size
+    side = border @ (inverse * error[:size]) - error[size:]
+    multipliers = scipy.linalg.cho_solve(factor, side, check_finite=False)
+    return np.concatenate([inverse * (error[:size] - border.T @ multipliers), multipliers])

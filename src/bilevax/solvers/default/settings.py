@@ -89,6 +89,7 @@ class Exact:
     few_biactive: int = 12
     crawl: int = 3  # steps in a row that gain next to nothing end a descent
     worth: float = 1e-5  # times rtol: a relative decrease that is more than next to nothing
+    enough: float = 0.3  # of what all pieces that meet at a point promise: the step of one is tried at once
     good: float = 0.1  # share of the predicted decrease that a step is taken for at once,
     poor: float = 1e-3  # and that it needs to be taken at all
     dense_resolution: float = 1e-14  # relative decrease of f that dense programs can tell,

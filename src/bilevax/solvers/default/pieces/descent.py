@@ -10,7 +10,9 @@ How a step is computed and brought back to an exact point is the business of the
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -155,46 +157,76 @@ def _look(
 ) -> _Look:
     """Look for a step from each reading of a point until one is worth taking; it has to promise more than ``least``."""
     size, settled, disappointed = 1 + abs(point.value), True, None
+
+    def visible(step: Step) -> bool:
+        # Where Phi bends much, a slope may be left to see although the decrease along it is not.
+        steep = step.predicted > 1e-4 * pieces.resolution * size and step.slope > 1e-3 * rtol
+        return step.predicted > least and (step.predicted > pieces.resolution * size or steep)
+
     for start, sides in readings:
-        model, units, branches, seen = pieces.model(start, trust), pieces.units(start), [sides], set()
-        # With many biactive constraints the branches cannot be exhausted: a shorter step is the better answer.
-        few = pieces.lands_anywhere and np.count_nonzero(sides == BIACTIVE) <= EXACT.few_biactive
-        while branches and len(seen) < (EXACT.programs if few else EXACT.programs // 5):
-            tried = branches.pop()
-            if tried.tobytes() in seen:
-                continue
-            seen.add(tried.tobytes())
-            step = model.solve(tried)
+        for step in _steps(pieces, start, sides, trust, visible):
             if step is None:
                 settled = False
                 continue
-            # Where Phi bends much, a slope may be left to see although the decrease along it is not.
-            visible = step.predicted > 1e-4 * pieces.resolution * size and step.slope > 1e-3 * rtol
-            if not (step.predicted > pieces.resolution * size or visible) or step.predicted <= least:
-                continue
-            both = torn(step.end, units, tried)
-            if pieces.lands_anywhere or not both.any():
-                trial = pieces.arrive(step)
-                if trial is not None and point.value - trial.value >= EXACT.good * step.predicted - _ROUNDING * size:
-                    return _Look(step, trial, settled)
-                if not both.any():
-                    disappointed = disappointed or _Look(step, trial, settled)
-                    continue
-            branches += _branches(step, units, both)
+            trial = pieces.arrive(step)
+            if trial is not None and point.value - trial.value >= EXACT.good * step.predicted - _ROUNDING * size:
+                return _Look(step, trial, settled)
+            if disappointed is None and not torn(step.end, pieces.units(start), step.sides).any():
+                disappointed = _Look(step, trial, settled)
     return _Look(None, None, settled) if disappointed is None else disappointed
 
 
 _ROUNDING = 1e-14  # the relative decrease of f that its value cannot tell
 
 
+def _steps(
+    pieces: Pieces, point: ExactPoint, sides: np.ndarray, trust: Any, visible: Callable[[Step], bool]
+) -> Iterator[Step | None]:
+    """Yield the steps of the pieces that meet at a point, those worth a trial first; None where one is missing.
+
+    Steps that leave complementarity are among them where their ends can be made exact all the same.
+    """
+    model, units = pieces.model(point, trust), pieces.units(point)
+    few = pieces.lands_anywhere and np.count_nonzero(sides == BIACTIVE) <= EXACT.few_biactive
+    branches, order = [(-np.inf, 0, sides)], itertools.count(1)  # what they promise at most, negative; the best first
+    held: list[Step] = []  # steps of single pieces that promise little of what all of them together promise
+    seen, promise, tries = set(), None, 0
+    # Many biactive constraints have too many branches: where a step was found, it or a shorter one is good enough.
+    while branches and len(seen) < (EXACT.programs if few or not (held or tries) else EXACT.programs // 5):
+        _, _, tried = heapq.heappop(branches)
+        if tried.tobytes() in seen:
+            continue
+        seen.add(tried.tobytes())
+        step = model.solve(tried)
+        if step is None:
+            yield None
+            continue
+        promise = step.predicted if promise is None else promise
+        if not visible(step):
+            continue
+        both = torn(step.end, units, tried)
+        if both.any():
+            if pieces.lands_anywhere:
+                tries += 1
+                yield step
+            for branch in _branches(step, units, both):
+                heapq.heappush(branches, (-step.predicted, next(order), branch))
+        elif branches and step.predicted < EXACT.enough * promise:
+            held.append(step)
+        else:
+            tries += 1
+            yield step
+    yield from sorted(held, key=lambda step: -step.predicted)
+
+
 def _branches(step: Step, units: Units, both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return other sides for constraints that have ``both`` slack and multiplier at the end of a step.
 
-    All of them on the sides they lean to, which is tried first, or the worst of them alone on the other side.
+    All of them on the sides they lean to, or the worst of them alone on the other side.
     """
     leans = step.end.multiplier / units.multiplier > step.end.slack / units.slack
     leaning = np.where(leans, ACTIVE, INACTIVE).astype(np.int8)
     against, along = step.sides.copy(), np.where(both > 0, leaning, step.sides)
     worst = int(np.argmax(both))
     against[worst] = -leaning[worst]
-    return against, along
+    return along, against
