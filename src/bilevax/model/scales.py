@@ -35,8 +35,8 @@ _SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does
 _OUTLIER = 3.0  # decades off its fit from which a number counts less
 _ROUNDS = 4  # of fitting with outliers counting less
 _REFINEMENTS = 3
-_DENSE = 1000  # unknown scales up to which the fit is done by dense algebra
-_SMALL = 20_000  # entries, zeros included, up to which its matrix is an array
+_MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense algebra
+_MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
 _MOST_ENTRIES = 200_000  # of one matrix; more are sampled
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
@@ -240,7 +240,7 @@ class _Fit:
         answer = np.zeros(self.count) if known is None else np.nan_to_num(known)
         free = np.flatnonzero(np.ones(self.count, bool) if known is None else np.isnan(known))
         target, matrix, strength = target - matrix @ answer, matrix[:, free], weight
-        if matrix.shape[0] * matrix.shape[1] <= _SMALL:
+        if matrix.shape[0] * matrix.shape[1] <= _MOST_ENTRIES_OF_A_FIT:
             matrix = matrix.toarray()
         for _ in range(_ROUNDS):
             weighted = matrix * strength[:, None] if isinstance(matrix, np.ndarray) else sp.diags(strength) @ matrix
@@ -252,7 +252,7 @@ class _Fit:
 
 def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:
     """Return the solution of least norm; the matrix is an array or sparse."""
-    if matrix.shape[1] > _DENSE:
+    if matrix.shape[1] > _MOST_UNKNOWNS:
         matrix = sp.csr_matrix(matrix)
         transposed = sp.csr_matrix(matrix.T)
 

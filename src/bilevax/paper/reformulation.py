@@ -107,10 +107,10 @@ def penalised(problem: BilevelProblem, x: PyTree, delta: float, y_like: PyTree =
     z = _proven(solve_flat(flat, point), "g")
     y = _proven(solve_flat(flat, point, z.y, penalty=delta), f"g + {delta:g} f")
     rows = flat.rows
-    forces = (y.multipliers - z.multipliers)[: rows.B.shape[0]]
+    change = (y.multipliers - z.multipliers)[: rows.B.shape[0]]
     excess = flat.value("lower", point, y.y) - flat.value("lower", point, z.y)
     difference = flat.gradients("lower", point, y.y)[0] - flat.gradients("lower", point, z.y)[0]
-    gradient = flat.gradients("upper", point, y.y)[0] + (difference + rows.B.T @ forces) / delta
+    gradient = flat.gradients("upper", point, y.y)[0] + (difference + rows.B.T @ change) / delta
     penalised_system, lower_system = wrap(flat, y), wrap(flat, z)
     return Penalised(
         value=flat.value("upper", point, y.y) + excess / delta,

@@ -77,14 +77,14 @@ def random_quadratic(
     # The unconstrained minimiser at x = 0 is put beyond half of the rows, so that those are active.
     side = np.where(np.arange(n_rows) % 2 == 0, 1.0, -1.0)
     target = inside + np.linalg.pinv(matrix_a) @ (2.0 * side)
-    room = np.where(np.arange(n_rows) < n_equalities, 0.0, random.uniform(0.2, 0.6, n_rows))
-    bound = matrix_a @ inside + room
+    slack = np.where(np.arange(n_rows) < n_equalities, 0.0, random.uniform(0.2, 0.6, n_rows))
+    bound = matrix_a @ inside + slack
     weights = random.uniform(0.3, 1.0, n_x + n_y)
     weights[0] = 1.0
     problem = BilevelProblem(
         _UPPER[upper],
         _lower,
-        LinearCoupling(matrix_a, matrix_b, np.where(room == 0.0, bound, -np.inf), bound),
+        LinearCoupling(matrix_a, matrix_b, np.where(slack == 0.0, bound, -np.inf), bound),
         y_set=None if box is None else Box(np.full(n_y, -box), np.full(n_y, box)),
         data={
             "H": hessian,

@@ -15,7 +15,7 @@ Convexity = Literal["proven", "unknown", "refuted"]
 #: Curvature below minus this, relative to the terms that were added up to find it, is no rounding.
 _NEGATIVE = 1e-10
 
-_DENSE = 500
+_MOST_VARIABLES_DENSE = 500
 _BUDGET = 4_000_000
 
 
@@ -66,7 +66,7 @@ def prove_by_hessian(hessian: Any) -> tuple[Convexity, float, np.ndarray | None]
     size = np.sqrt(np.asarray(abs(matrix).max(axis=1).todense(), np.float64).ravel())
     scale = 1 / np.where(diagonal > 0, np.sqrt(np.abs(diagonal)), np.where(size > 0, size, 1.0))
     scaled = sp.csc_matrix(sp.diags(scale) @ matrix @ sp.diags(scale))
-    if len(scale) <= _DENSE:
+    if len(scale) <= _MOST_VARIABLES_DENSE:
         values, vectors = np.linalg.eigh(scaled.toarray())
         if values[0] >= -_NEGATIVE * max(1.0, values[-1]):
             return "proven", float(values[0]), None

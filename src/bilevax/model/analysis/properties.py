@@ -29,7 +29,7 @@ Smoothness = Literal["smooth", "C1", "nonsmooth", "unknown"]
 Bounds = tuple[np.ndarray, np.ndarray]
 
 #: Up to this many variables the constant Hessian of a quadratic function is computed here.
-_SMALL = 40
+_FEW_VARIABLES = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def analyse(
         domain=domain,
         program=program,
     )
-    if not proven and properties.quadratic and not properties.hessian_depends_on_x and n_y <= _SMALL:
+    if not proven and properties.quadratic and not properties.hessian_depends_on_x and n_y <= _FEW_VARIABLES:
         return _by_hessian(properties, region)
     return properties
 

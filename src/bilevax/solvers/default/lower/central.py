@@ -117,10 +117,10 @@ class CentralLower(Learning):
         """
         rows, bounds = self.rows, self.rows.bounds
         along, pushed = step[: self.flat.n_y], step[self.flat.n_y :]
-        room = -CENTRAL.predicted_reach * rows.values(point.x, point.y)[bounds]
+        way = -CENTRAL.predicted_reach * rows.values(point.x, point.y)[bounds]
         low, high = np.full(len(along), -np.inf), np.full(len(along), np.inf)
         below, above = rows.sign < 0, rows.sign > 0
-        low[rows.column[below]], high[rows.column[above]] = -room[below], room[above]
+        low[rows.column[below]], high[rows.column[above]] = -way[below], way[above]
         y, multiplier = point.y + np.clip(along, low, high), point.multiplier.copy()
         general, inequality = multiplier[: rows.general], rows.inequality[: rows.general]
         general += np.where(inequality, np.maximum(pushed, -CENTRAL.predicted_reach * general), pushed)
