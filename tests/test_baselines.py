@@ -433,6 +433,7 @@ def test_growing_penalty_reduces_the_bias():
         assert distance(solution.x, case.x) <= 0.005
 
 
+@pytest.mark.slow
 def test_accelerated_triple_loop_of_blocc_agrees_with_the_double_loop():
     case = known("inequality quadratic")
     double = PENALISED["BLOCC"][0]

@@ -58,6 +58,7 @@ def test_a_certificate_without_time_says_so():
     assert whole.confirms(1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["measure", "challenge"])
 def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):
     """The value is, once the lower level is solved; stationarity or uniqueness may not be."""
@@ -173,6 +174,7 @@ def test_infeasibility_found_in_time_is_reported_though_its_measure_is_not(monke
     assert not found.complete
 
 
+@pytest.mark.slow
 def test_a_minimiser_found_in_time_counts_though_others_are_not_looked_for(monkeypatch):
     problem = bx.BilevelProblem(lambda x, y: (y - 1) ** 2 + x**2, lambda x, y: jnp.cosh(y - x))
     whole = bx.certify(problem, 0.3, 0.0)
@@ -184,6 +186,7 @@ def test_a_minimiser_found_in_time_counts_though_others_are_not_looked_for(monke
     assert not found.confirms(np.inf)
 
 
+@pytest.mark.slow
 def test_a_refutation_found_in_time_counts(monkeypatch):
     """The challenge finds a lower point, and then the time is over."""
     genuine, calls = challenge.Surroundings.evaluate, []

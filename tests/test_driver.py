@@ -334,6 +334,7 @@ def live_lines(text):
     return lines[1:-1]
 
 
+@pytest.mark.slow
 def test_live_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     settings = {"solver": SOLVER, "progress": True, **FOREVER}

@@ -80,6 +80,7 @@ def test_what_a_fit_leaves_behind(rows, fitted):
     np.testing.assert_allclose(fitted.decision_function(X), X @ fitted.coef_[0] + fitted.intercept_)
 
 
+@pytest.mark.slow
 def test_positions_masks_and_given_rows_say_the_same(rows, judged, fitted):
     X, y = rows
     mask = np.isin(np.arange(len(y)), judged)
