@@ -85,8 +85,8 @@ class Exact:
     biactive: float = 1e-7  # multipliers and slacks up to this, in their units, are zero
     torn: float = 1e-8  # slack and multiplier up to this, in their units, are not both there
     iterations: int = 100
-    programs: int = 40  # at one point, if biactive constraints are few; else a fifth of it
-    few_biactive: int = 12
+    programs: int = 40  # at one point; a fifth of it once a step was found, if matrices are sparse or
+    few_biactive: int = 12  # more constraints than these are biactive
     crawl: int = 3  # steps in a row that gain next to nothing end a descent
     worth: float = 1e-5  # times rtol: a relative decrease that is more than next to nothing
     enough: float = 0.3  # of what all pieces that meet at a point promise: the step of one is tried at once

@@ -190,9 +190,9 @@ def _steps(
     few = pieces.lands_anywhere and np.count_nonzero(sides == BIACTIVE) <= EXACT.few_biactive
     branches, order = [(-np.inf, 0, sides)], itertools.count(1)  # what they promise at most, negative; the best first
     held: list[Step] = []  # steps of single pieces that promise little of what all of them together promise
-    seen, promise, tries = set(), None, 0
+    seen, promise, found = set(), None, False
     # Many biactive constraints have too many branches: where a step was found, it or a shorter one is good enough.
-    while branches and len(seen) < (EXACT.programs if few or not (held or tries) else EXACT.programs // 5):
+    while branches and len(seen) < (EXACT.programs if few or not found else EXACT.programs // 5):
         _, _, tried = heapq.heappop(branches)
         if tried.tobytes() in seen:
             continue
@@ -207,15 +207,16 @@ def _steps(
         both = torn(step.end, units, tried)
         if both.any():
             if pieces.lands_anywhere:
-                tries += 1
+                found = True
                 yield step
             for branch in _branches(step, units, both):
                 heapq.heappush(branches, (-step.predicted, next(order), branch))
-        elif branches and step.predicted < EXACT.enough * promise:
-            held.append(step)
         else:
-            tries += 1
-            yield step
+            found = True
+            if branches and step.predicted < EXACT.enough * promise:
+                held.append(step)
+            else:
+                yield step
     yield from sorted(held, key=lambda step: -step.predicted)
 
 
