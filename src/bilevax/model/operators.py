@@ -7,18 +7,20 @@ gather over the transposed rows.
 
 import abc
 import math
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 import scipy.sparse as sp
-from jax.experimental import sparse as jax_sparse
 from jaxtyping import Array, Float, Int
 
 from bilevax._support.trees import host_floats, is_concrete
+
+if TYPE_CHECKING:
+    import lineax as lx
 
 
 class LinearMap(eqx.Module):
@@ -176,7 +178,7 @@ class Sparse(LinearMap):
 class Lineax(LinearMap):
     """Any lineax operator between flat vectors; only its action is used."""
 
-    operator: lx.AbstractLinearOperator
+    operator: "lx.AbstractLinearOperator"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -242,23 +244,34 @@ def as_linear_map(matrix: Any, name: str) -> LinearMap:
     """
     if isinstance(matrix, LinearMap):
         return matrix
-    if isinstance(matrix, lx.AbstractLinearOperator):
+    # Who has not loaded lineax, or JAX's sparse matrices, has none to give: no reason to load them here.
+    if "lineax" in sys.modules and isinstance(matrix, sys.modules["lineax"].AbstractLinearOperator):
         return _from_lineax(matrix, name)
-    if isinstance(matrix, jax_sparse.JAXSparse):
-        matrix = matrix.to_bcoo() if isinstance(matrix, jax_sparse.BCSR) else matrix
-        if not isinstance(matrix, jax_sparse.BCOO) or matrix.n_dense or matrix.n_batch or matrix.ndim != 2:
-            raise ValueError(f"{name}: expected a two-dimensional BCOO or BCSR matrix, got {type(matrix).__name__}.")
-        index = np.asarray(matrix.indices)
-        # JAX marks padding by indices out of bounds.
-        valid = (index < np.asarray(matrix.shape)).all(axis=1)
-        triplets = (np.asarray(matrix.data, np.float64)[valid], (index[valid, 0], index[valid, 1]))
-        matrix = sp.coo_matrix(triplets, shape=matrix.shape)
+    if "jax.experimental.sparse" in sys.modules and isinstance(
+        matrix, sys.modules["jax.experimental.sparse"].JAXSparse
+    ):
+        matrix = _from_jax(matrix, name)
     if sp.issparse(matrix):
         return _from_scipy(matrix, name)
     return _from_array(matrix, name)
 
 
-def _from_lineax(operator: lx.AbstractLinearOperator, name: str) -> LinearMap:
+def _from_jax(matrix: Any, name: str) -> sp.coo_matrix:
+    from jax.experimental import sparse as jax_sparse
+
+    matrix = matrix.to_bcoo() if isinstance(matrix, jax_sparse.BCSR) else matrix
+    if not isinstance(matrix, jax_sparse.BCOO) or matrix.n_dense or matrix.n_batch or matrix.ndim != 2:
+        raise ValueError(f"{name}: expected a two-dimensional BCOO or BCSR matrix, got {type(matrix).__name__}.")
+    index = np.asarray(matrix.indices)
+    # JAX marks padding by indices out of bounds.
+    valid = (index < np.asarray(matrix.shape)).all(axis=1)
+    triplets = (np.asarray(matrix.data, np.float64)[valid], (index[valid, 0], index[valid, 1]))
+    return sp.coo_matrix(triplets, shape=matrix.shape)
+
+
+def _from_lineax(operator: "lx.AbstractLinearOperator", name: str) -> LinearMap:
+    import lineax as lx
+
     if isinstance(operator, lx.TaggedLinearOperator):
         return _from_lineax(operator.operator, name)
     if isinstance(operator, lx.IdentityLinearOperator):
