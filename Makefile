@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := cli,plot,report,sklearn,data,docs,dev
+EXTRAS := cli,plot,report,sklearn,docs,dev
 
 .PHONY: install demo test lint types unit quick bench attack docs lock clean
 

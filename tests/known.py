@@ -276,3 +276,20 @@ TEXTBOOK = [
         licq=True, strict=True,
     ),
 ]  # fmt: skip
+
+
+def made_up_network() -> bx.problems.NetworkDesign:
+    """Return a network of three places."""
+    return bx.problems.NetworkDesign.from_arrays(
+        tail=["harbour", "station", "harbour", "airport", "station", "airport"],
+        head=["station", "harbour", "airport", "harbour", "airport", "station"],
+        time=[1.0, 1.0, 4.0, 4.0, 2.0, 2.0],
+        cost=[1.0, 1.0, 5.0, 5.0, 2.5, 2.5],
+        origin=["harbour", "station", "harbour", "station"],
+        destination=["station", "harbour", "airport", "airport"],
+        demand=[1.0, 1.0, 1.5, 1.0],
+        outside=[3.0, 3.0, 5.0, 4.0],
+        revenue=[2.0, 2.0, 9.0, 3.0],
+        coordinates=[[1.0, 0.8], [0.0, 0.0], [0.4, 0.5]],
+        nodes=["airport", "harbour", "station"],
+    )

@@ -1,10 +1,13 @@
-"""Where third-party data lie: in the folder BILEVAX_DATA, or in shared/data beside the checkout."""
+"""Where data lie: in the package, or, if it has none of them, in the folder BILEVAX_DATA or beside the checkout."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+import bilevax
+
+INSIDE = Path(bilevax.__file__).parent / "data"
 FOLDER = Path(os.environ.get("BILEVAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 

@@ -12,13 +12,14 @@ ROOT = pathlib.Path(bilevax.__file__).parent
 # Each layer may import from itself and from the lines above its own; two on one line know nothing of each other.
 LAYERS = [
     ["_support"],
-    ["convex", "datasets"],
+    ["convex"],
     ["model"],
     ["exact"],
     ["certificate", "solvers"],
     ["driver"],
     ["paper"],
     ["problems"],
+    ["datasets"],
     ["app", "sklearn"],
     [""],  # the public names
 ]

@@ -16,13 +16,12 @@ import pytest
 
 import bilevax as bx
 from bilevax._support.precision import float64
-from bilevax.app.demo import made_up_network
 from bilevax.driver import checkpoints, verdict
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import validate
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.diary import Diary, Learning
-from known import toy
+from known import made_up_network, toy
 from test_driver import FOREVER, SOLVER, same_state
 from test_sparse_direct import roads
 
@@ -31,7 +30,7 @@ KILLED = textwrap.dedent(
     import os, signal, sys
     sys.path.insert(0, {tests!r})
     import bilevax as bx
-    from known import toy
+    from known import made_up_network, toy
     from test_driver import SOLVER, FOREVER
 
     def callback(progress):

@@ -4,17 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import bilevax as bx
-from bilevax.app import cli, demo
+from bilevax.app import cli
 from bilevax.app.cli import project, solving
+from bilevax.app.experiments import __main__ as experiments
 from bilevax.problems.toy import LOCAL_MINIMA
-from shared_data import data_file
+from shared_data import INSIDE
 
 TOY = """
 import jax.numpy as jnp
@@ -243,36 +243,20 @@ def test_network_files_that_are_wrong(folder):
 
 
 def test_network_from_tntp(folder):
-    net, trips = (data_file("tntp", "Braess-Example", f"Braess_{kind}.tntp") for kind in ("net", "trips"))
+    net, trips = (INSIDE / "roads" / "Braess-Example" / f"{kind}.tntp" for kind in ("net", "trips"))
     found = told("network", net, trips)
     assert found["success"] is True
     assert len(found["links"]["capacity"]) == 5
 
 
 @pytest.mark.slow
-def test_demo_solves_its_problems(folder, monkeypatch):
-    data_file("libsvm", "diabetes_scale")
-    data_file("networks", "net3.json")
-    monkeypatch.setenv("BILEVAX_DATA", str(data_file()))
+def test_demo_solves_its_problems(folder):
     answers = told("demo", "--report", "demo.html")["answers"]
     assert all(answer["success"] for answer in answers.values())
     assert answers["toy"]["x"] == pytest.approx(LOCAL_MINIMA[1], abs=1e-8)
     assert answers["svm"]["value"] == pytest.approx(417.3201, abs=1e-4)  # the certified global optimum of that split
     assert answers["network"]["value"] == pytest.approx(-1.761594, abs=1e-6)  # 2 sigma(2)
     assert (folder / "demo.html").stat().st_size > 1e6
-
-
-def test_demo_without_data_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("BILEVAX_DATA", str(tmp_path))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _, svm, network = demo.cases()
-    assert "synthetic" in svm.about
-    assert len(svm.x0) == 500
-    assert "made-up" in network.about
-    solution = bx.solve(network.problem, network.x0)
-    assert solution.success
-    assert network.network is not None
-    assert network.network.utility(solution.x, solution.y) > 5.0
 
 
 def test_info(folder, monkeypatch):
@@ -309,17 +293,18 @@ def test_compare_judges_each_method(folder):
 
 
 def test_reproduce_delegates(folder, monkeypatch):
-    from bilevax.app.experiments import __main__ as experiments
-
     asked = []
     monkeypatch.setattr(experiments, "main", lambda arguments: (asked.append(arguments), print("a table")))
-    found = told("reproduce", "toy", "--output", "figures", "--data", "here")
-    assert asked == [["toy", "--output", "figures", "--data", "here"]]
+    found = told("reproduce", "toy", "--output", "figures")
+    assert asked == [["toy", "--output", "figures"]]
     assert found == {"figure": "toy", "output": "figures", "text": "a table\n"}
 
 
 def test_reproduce_refuses_a_figure_there_is_not(folder):
-    call("reproduce", "nothing", code=2)
+    told = call("reproduce", "nothing", code=2).output
+    assert "reproduce [OPTIONS]" in told
+    assert all(f"'{figure}'" in told for figure in ("nothing", "toy", "seville"))
+    assert get_args(project.Figure) == (*experiments.FIGURES, "all")
 
 
 def test_help_has_exit_codes_and_examples():

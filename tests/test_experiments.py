@@ -16,19 +16,17 @@ from bilevax.app.experiments import delta, methods, networks, seville, svm, toy
 from bilevax.app.experiments.__main__ import FIGURES, main
 from bilevax.app.experiments.report import TIME, Report
 from bilevax.app.experiments.trajectory import first_state, follow_steps, marks
-from bilevax.datasets import diabetes, paper_splits, quadratic_features
-from bilevax.problems import NetworkDesign
-from shared_data import FOLDER, data_file
+from bilevax.datasets import diabetes, network, paper_splits, quadratic_features
 
 ENDINGS = ("png", "svg", "csv", "npz", "json", "txt")
 
 SMALL: dict[str, Callable[[], Report]] = {
     "toy": lambda: toy.run(starts=4, steps=300),
-    "svm": lambda: svm.run(FOLDER, splits=2, steps=60, records=2),
-    "methods": lambda: methods.run(FOLDER, splits=1, share=0.01, records=2),
-    "networks": lambda: networks.run(FOLDER, nodes=(3,), steps=400, records=3),
-    "delta": lambda: delta.run(FOLDER, deltas=(0.1, 1.0), seeds=(1,), steps=300, records=2),
-    "seville": lambda: seville.run(FOLDER, network="net3", records=2),
+    "svm": lambda: svm.run(splits=2, steps=60, records=2),
+    "methods": lambda: methods.run(splits=1, share=0.01, records=2),
+    "networks": lambda: networks.run(nodes=(3,), steps=400, records=3),
+    "delta": lambda: delta.run(deltas=(0.1, 1.0), seeds=(1,), steps=300, records=2),
+    "seville": lambda: seville.run(name="paper3", records=2),
 }
 
 
@@ -50,10 +48,10 @@ def problem_of(name: str, row: dict[str, str]) -> bx.BilevelProblem:
     if name == "toy":
         return bx.problems.toy()
     if name in ("svm", "methods"):
-        dataset = quadratic_features(diabetes(data_file("libsvm", "diabetes_scale")))
+        dataset = quadratic_features(diabetes())
         split = FEW(dataset, 2)[int(row["split"])]
         return bx.problems.svm(split.train, split.validation)
-    return NetworkDesign.from_json(data_file("networks", "net3.json")).problem()
+    return network("paper3").problem()
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -61,12 +59,17 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_ends_of_every_method_are_certified_by_the_same_judge() -> None:
+    """SFLCB converges on the toy and has no certificate of its own."""
+    rows = toy.run(starts=3, steps=10_000).rows
+    assert [row["method"] for row in rows if row["certified"]] == ["SFLCB"] * 3 + ["default"] * 3
+    early = toy.run(starts=3, steps=20).rows
+    assert not any(row["certified"] for row in early if row["method"] == "SFLCB")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_files_numbers_and_exactness(name: str, tmp_path: Path) -> None:
-    if name != "toy":
-        data_file("networks", "net3.json")
-        data_file("libsvm", "diabetes_scale")
     first, second = tmp_path / "first", tmp_path / "second"
     report = small(name)
     paths = report.write(first)
@@ -116,7 +119,7 @@ def test_start_carries_the_multipliers() -> None:
 
 
 def test_a_design_without_value_is_no_number(tmp_path: Path) -> None:
-    design = NetworkDesign.from_json(data_file("networks", "net3.json"))
+    design = network("paper3")
     exact = networks.Hyperobjective(design.problem(), np.ones(6))
     share = {"flow": np.zeros(len(design.flows[0])), "share": np.full(6, 0.5)}
     row = networks.judged(networks.Visit(1, 0.1, np.zeros(6), share, share), design, exact)
@@ -132,7 +135,7 @@ def test_a_design_without_value_is_no_number(tmp_path: Path) -> None:
 
 
 def test_published_rows_have_the_same_answers() -> None:
-    design = NetworkDesign.from_json(data_file("networks", "net3.json"))
+    design = network("paper3")
     for seed in (1, 2):
         capacities = networks.published_capacities(design, seed)
         published = bx.solve_lower_level(networks.published_problem(design), capacities)
@@ -142,7 +145,7 @@ def test_published_rows_have_the_same_answers() -> None:
 
 
 def test_published_start_is_the_scripts_generator() -> None:
-    design = NetworkDesign.from_json(data_file("networks", "net3.json"))
+    design = network("paper3")
     # rng(1); rand(3) of the scripts' language: 0.4170, 0.7203, 0.0001 is its first column.
     start = published = networks.published_capacities(design, 1)
     down = {(tail, head): value for tail, head, value in zip(design.tail, design.head, published, strict=True)}
@@ -152,7 +155,7 @@ def test_published_start_is_the_scripts_generator() -> None:
 
 
 def test_svm_optimum_bounds_phi_and_is_met() -> None:
-    dataset = quadratic_features(diabetes(data_file("libsvm", "diabetes_scale")))
+    dataset = quadratic_features(diabetes())
     split = paper_splits(dataset, 1)[0]
     optimum = svm.global_optimum(split)
     assert optimum == pytest.approx(417.3201, abs=1e-4)

@@ -14,17 +14,11 @@ from bilevax.model.problem import place
 from bilevax.problems import NetworkDesign
 from bilevax.problems.network import tntp
 from known import linear_rows
-from shared_data import data_file
+from shared_data import INSIDE
 from test_sparse_direct import network as written_out
 
 nx = pytest.importorskip("networkx")
 
-TNTP = {
-    "SiouxFalls": ("SiouxFalls", True),
-    "Eastern-Massachusetts": ("EMA", False),
-    "Berlin-Friedrichshain": ("friedrichshain-center", True),
-    "Braess-Example": ("Braess", False),
-}
 SIZES = {  # nodes, links, pairs
     "SiouxFalls": (24, 76, 528),
     "Eastern-Massachusetts": (74, 258, 1113),
@@ -34,13 +28,11 @@ SIZES = {  # nodes, links, pairs
 
 
 def from_json(name: str) -> NetworkDesign:
-    return NetworkDesign.from_json(data_file("networks", f"{name}.json"))
+    return bx.datasets.network(name)
 
 
 def from_tntp(name: str, **options) -> NetworkDesign:
-    stem, coordinates = TNTP[name]
-    kinds = ("net", "trips", "node") if coordinates else ("net", "trips")
-    return NetworkDesign.from_tntp(*(data_file("tntp", name, f"{stem}_{kind}.tntp") for kind in kinds), **options)
+    return bx.datasets.roads(name, **options)
 
 
 def random_point(network: NetworkDesign, seed: int = 0):
@@ -61,7 +53,7 @@ def in_full(network: NetworkDesign, y: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["net3", "net9", "seville24"])
+@pytest.mark.parametrize("name", ["paper3", "paper9", "seville"])
 def test_rows_and_objectives_are_those_written_out(name):
     reference, *_ = written_out(f"{name}.json")
     network = from_json(name)
@@ -88,7 +80,7 @@ def test_rows_and_objectives_are_those_written_out(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["net3", "net9"])
+@pytest.mark.parametrize("name", ["paper3", "paper9"])
 def test_answers_are_those_written_out(name):
     """Links of no use are left out without a trace in shares, loads and values."""
     reference, links, _ = written_out(f"{name}.json")
@@ -101,9 +93,9 @@ def test_answers_are_those_written_out(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("detour", [None, 1.2])
-@pytest.mark.parametrize("name", ["net9", "seville24", "Berlin-Friedrichshain"])
+@pytest.mark.parametrize("name", ["paper9", "seville", "Berlin-Friedrichshain"])
 def test_structured_rows_match_their_matrices(name, detour):
-    network = from_tntp(name, detour=detour) if name in TNTP else dataclasses.replace(from_json(name), detour=detour)
+    network = from_tntp(name, detour=detour) if name in SIZES else dataclasses.replace(from_json(name), detour=detour)
     random = np.random.default_rng(1)
     problem = network.problem()
     assert isinstance(linear_rows(problem, 1).B, Diagonal)
@@ -124,14 +116,14 @@ def test_structured_rows_match_their_matrices(name, detour):
 
 
 def test_conservation_rows_are_independent():
-    matrix = linear_rows(from_json("net9").problem()).A.to_scipy().toarray()
+    matrix = linear_rows(from_json("paper9").problem()).A.to_scipy().toarray()
     assert np.linalg.matrix_rank(matrix) == len(matrix)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["ones", "own"])
 def test_three_nodes_are_solved(start):
-    network = from_json("net3")
+    network = from_json("paper3")
     solution = bx.solve(network.problem(), np.ones(6) if start == "ones" else network.start())
     assert solution.success, solution.message
     assert network.utility(solution.x, solution.y) == pytest.approx(2 * expit(2.0), abs=1e-5)
@@ -140,7 +132,7 @@ def test_three_nodes_are_solved(start):
 
 @pytest.mark.slow
 def test_first_order_steps_run_on_the_structure():
-    network = from_json("net3")
+    network = from_json("paper3")
     problem = network.problem()
     plain = bx.BilevelProblem(
         problem.upper,
@@ -163,7 +155,7 @@ def test_first_order_steps_run_on_the_structure():
 
 
 def test_new_numbers_compile_nothing(compilations):
-    network = from_json("net3")
+    network = from_json("paper3")
     bx.certify(network.problem(), np.ones(6))
     dearer = dataclasses.replace(network, cost=2 * network.cost, demand=1.1 * network.demand)
     with compilations() as count:
@@ -173,7 +165,7 @@ def test_new_numbers_compile_nothing(compilations):
 
 
 def test_minimal_share():
-    network = from_json("net3")
+    network = from_json("paper3")
     certificate = bx.certify(network.problem(minimal_share=0.01), np.full(6, 1e-3))
     assert not certificate.lower_feasible
     assert bx.certify(network.problem(), np.full(6, 1e-3)).lower_feasible
@@ -276,13 +268,13 @@ def test_start_is_the_load_of_the_shortest_ways():
     )
     load = np.array([2 * expit(2.0), 2 * expit(2.0) + 3 * expit(0.0), 0.0])
     np.testing.assert_allclose(network.start(), np.maximum(load, 0.1 * load.mean()))
-    seville = json.loads(data_file("networks", "seville24.json").read_text())
-    np.testing.assert_array_equal(from_json("seville24").start(), seville["x_start"])
+    seville = json.loads((INSIDE / "networks" / "seville.json").read_text())
+    np.testing.assert_array_equal(from_json("seville").start(), seville["x_start"])
 
 
 def test_tables():
     frames = pytest.importorskip("pandas")
-    network = from_json("net3")
+    network = from_json("paper3")
     certificate = bx.certify(network.problem(), np.full(6, 0.4))
     answer = dataclasses.make_dataclass("Answer", ["x", "y"])(np.full(6, 0.4), certificate.y)
     links, pairs = (frames.DataFrame(table) for table in (network.links_table(answer), network.pairs_table(answer)))
@@ -309,14 +301,14 @@ def test_tables_of_unbuilt_links_and_odd_names():
     np.testing.assert_array_equal(table["used"], [1.0, 0.0])
 
 
-# --- TNTP files
+# --- SIZES files
 
 
-@pytest.mark.parametrize("name", list(TNTP))
+@pytest.mark.parametrize("name", list(SIZES))
 def test_road_networks_have_their_sizes(name):
     network = from_tntp(name)
     assert (len(network.nodes), len(network.tail), len(network.origin)) == SIZES[name]
-    assert (network.coordinates is not None) == TNTP[name][1]
+    assert (network.coordinates is not None) == (name in ("SiouxFalls", "Berlin-Friedrichshain"))
     np.testing.assert_allclose(np.mean(network.demand), 1.0)
     assert network.time.min() >= 0.01
     np.testing.assert_allclose(network.outside, 1.5 * network.shortest_times + 0.5)

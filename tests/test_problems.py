@@ -77,8 +77,7 @@ def test_another_split_compiles_nothing(compilations):
 
 @pytest.mark.slow
 def test_svm_solves_the_papers_first_split():
-    path = data_file("libsvm", "diabetes_scale")
-    split = datasets.paper_splits(datasets.quadratic_features(datasets.diabetes(path)), 1)[0]
+    split = datasets.paper_splits(datasets.quadratic_features(datasets.diabetes()), 1)[0]
     solution = bx.solve(problems.svm(split.train, split.validation), np.full(500, 3.0))
     assert solution.success, solution.message
     assert solution.value == pytest.approx(OPTIMA[0], abs=1e-4)

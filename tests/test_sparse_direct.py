@@ -24,13 +24,13 @@ from bilevax.solvers.default.settings import RESTORATION
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
 from bilevax.solvers.default.smoothing.newton import box_step
 from known import present
-from shared_data import data_file
+from shared_data import INSIDE
 from test_first_order import _chain
 
 
 def network(name: str) -> tuple[bx.BilevelProblem, int, int]:
-    """Return the design problem of a network of the data folder, its number of links and of variables in y."""
-    record = json.loads(data_file("networks", name).read_text())
+    """Return the design problem of one of the networks of the package, its number of links and of variables in y."""
+    record = json.loads((INSIDE / "networks" / f"{name}.json").read_text())
     links, pairs = record["links"], record["od"]
     column = lambda rows, key: np.array([row[key] for row in rows], float)
     nodes = {node: index for index, node in enumerate(sorted({link[end] for link in links for end in "ij"}))}
@@ -94,7 +94,7 @@ def bent() -> tuple[bx.BilevelProblem, int, int]:
 
 @pytest.mark.parametrize(
     ("make", "sparse"),
-    [(lambda: network("net3.json"), True), (bent, True), (bent, False)],
+    [(lambda: network("paper3"), True), (bent, True), (bent, False)],
     ids=["net3", "bent", "dense"],
 )
 def test_derivatives_of_the_smoothed_objective(make, sparse):
@@ -115,14 +115,14 @@ def test_derivatives_of_the_smoothed_objective(make, sparse):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_three_nodes_are_certified(seed):
-    problem, links, _ = network("net3.json")
+    problem, links, _ = network("paper3")
     solution = bx.solve(problem, np.random.default_rng(seed).uniform(0.3, 1.0, links))
     assert solution.success, solution.message
     assert -solution.value == pytest.approx(1.761594, abs=1e-5)
 
 
 def test_exact_evaluation_agrees_with_the_certificate():
-    problem, links, size = network("net3.json")
+    problem, links, size = network("paper3")
     flat = FlatProblem(problem, np.zeros(links), np.zeros(size))
     x = np.random.default_rng(3).uniform(0.3, 1.0, links)
     point = sparse_pieces(flat).evaluate(x, np.zeros(size))
@@ -255,7 +255,7 @@ def test_the_high_point_relaxation_is_taken_where_the_lower_level_agrees():
 
 @pytest.mark.slow
 def test_warm_start_for_changed_data_is_exact_at_once():
-    problem, links, _ = network("net3.json")
+    problem, links, _ = network("paper3")
     first = bx.solve(problem, np.ones(links))
     assert first.success, first.message
     dearer = eqx.tree_at(lambda p: p.data["c"], problem, 1.001 * np.asarray(problem.data["c"]))

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from comparisons.report import Report, clocked
 
 # Shares stay this far from 0 and 1: a larger margin makes the lower level infeasible where little is built.
 _MARGIN = 1e-6
-_NAMES = {3: "net3", 9: "net9", 24: "seville24"}
+_NAMES = {3: "paper3", 9: "paper9", 24: "seville"}
 _UTILITY = {3: 1.7616, 9: 5.41}
 _ROUNDING = 5e-5
 _SEVILLE_TOLERANCE, _SEVILLE_SECONDS = 1e-3, 900.0
@@ -80,14 +79,10 @@ def _network(name: str) -> tuple[Instance, np.ndarray]:
 
     y holds the share of each origin-destination pair, then each pair's flow on every link, pair by pair.
     """
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    path = Path(os.environ.get("BILEVAX_DATA", beside)) / "networks" / f"{name}.json"
-    if not path.exists():
-        raise SystemExit(f"networks: expected {name}.json in BILEVAX_DATA or {beside}, found none.")
-    content = json.loads(path.read_text())
+    content = json.loads((Path(bx.__file__).parent / "data" / "networks" / f"{name}.json").read_text())
     link = {key: np.array([row[key] for row in content["links"]]) for key in ("i", "j", "t", "c")}
     pair = {key: np.array([row[key] for row in content["od"]]) for key in ("o", "d", "w", "t_ext", "m")}
-    links, pairs, nodes = len(link["i"]), len(pair["o"]), content["n_nodes"]
+    links, pairs, nodes = len(link["i"]), len(pair["o"]), max(link["i"].max(), link["j"].max())
     node = np.arange(1, nodes + 1)[:, None]
     incidence = sp.csr_matrix((node == link["i"]).astype(float) - (node == link["j"]))
     ends = (node == pair["o"]).astype(float) - (node == pair["d"])

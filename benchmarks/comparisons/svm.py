@@ -1,8 +1,6 @@
 """The paper's SVM hyperparameters on ten splits of the diabetes data: Phi against the certified global optima."""
 
 import argparse
-import os
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,7 @@ from comparisons.mpcc import solve_as_mpcc, wanted
 from comparisons.report import Report, timed
 
 _TRAINING, _VALIDATION = 500, 150
-# Global optima of Phi by split, each with a matching lower bound (../shared/data/README.md).
+# Global optima of Phi by split, each with a matching lower bound (src/bilevax/data/README.md).
 _OPTIMA = (417.3201, 391.2525, 429.1404, 438.2940, 385.8223, 406.6983, 393.2591, 388.3652, 384.7303, 405.9452)
 
 
@@ -96,14 +94,5 @@ def _instance(training: np.ndarray, validation: np.ndarray, seed: int) -> Instan
 
 def _diabetes() -> tuple[np.ndarray, np.ndarray]:
     """Return the data in their own order, which the published shuffles start from."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    path = Path(os.environ.get("BILEVAX_DATA", beside)) / "libsvm" / "diabetes_scale"
-    if not path.exists():
-        raise SystemExit(f"svm: expected the diabetes data in BILEVAX_DATA or {beside}, found none.")
-    rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    base = np.zeros((len(rows), 8))
-    for index, row in enumerate(rows):
-        for entry in row[1:]:
-            column, value = entry.split(":")
-            base[index, int(column) - 1] = float(value)
-    return base, np.array([float(row[0]) for row in rows])
+    found = bx.datasets.diabetes()
+    return found.features, found.labels

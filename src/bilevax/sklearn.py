@@ -11,9 +11,9 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, column_or_1d, validate_data
 
 from bilevax.certificate.certificate import Certificate
-from bilevax.datasets import Dataset
 from bilevax.driver.solution import Solution
 from bilevax.driver.solve import solve
+from bilevax.problems.classification import Dataset
 from bilevax.problems.svm import svm
 
 __all__ = ["BilevelSVC"]

@@ -7,11 +7,11 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, Float, PyTree
 
-from bilevax.datasets import Dataset
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.operators import as_linear_map
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.sets import NonNegative
+from bilevax.problems.classification import Dataset
 
 
 def svm(train: Dataset, validation: Dataset, *, bias_weight: float = 0.01, flat: bool = False) -> BilevelProblem:

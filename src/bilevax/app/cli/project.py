@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import typer
@@ -20,15 +20,14 @@ from bilevax.app.cli.options import Json
 from bilevax.app.cli.output import Output
 from bilevax.app.cli.tables import facts_table
 
+Figure = Literal["toy", "svm", "methods", "networks", "delta", "seville", "all"]
+
 
 def reproduce(
-    figure: Annotated[
-        str, typer.Argument(help="toy, svm, methods, networks, delta, seville (minutes), or all but the last.")
-    ],
+    figure: Annotated[Figure, typer.Argument(help="A figure; all are all but seville, which takes minutes.")],
     folder: Annotated[Path, typer.Option("--output", metavar="DIR", help="For figures, numbers and settings.")] = Path(
         "reproduced"
     ),
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="The data folder; BILEVAX_DATA when absent.")] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a figure of the SFLCB paper, with every point evaluated exactly.
@@ -38,10 +37,9 @@ def reproduce(
     """
     from bilevax.app.experiments.__main__ import main as experiments
 
-    place = [] if data is None else ["--data", str(data)]
     text = io.StringIO()
     with contextlib.redirect_stdout(text) if as_json else contextlib.nullcontext():
-        experiments([figure, "--output", str(folder), *place])
+        experiments([figure, "--output", str(folder)])
     Output(as_json).end({"figure": figure, "output": folder, "text": text.getvalue()}, True)
 
 

@@ -1,7 +1,6 @@
 """Sensitivity to the penalty delta on the network of 3 nodes: what SFLCB reports, and what its designs are worth."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -15,11 +14,11 @@ from bilevax.app.experiments.networks import (
     mark_best_known,
     mark_missing,
     published_capacities,
-    read,
     sflcb_visits,
 )
 from bilevax.app.experiments.report import Report, parameters, say
 from bilevax.app.experiments.trajectory import Visit, marks
+from bilevax.datasets import network
 from bilevax.driver.solve import solve
 from bilevax.exact.hyperobjective import Hyperobjective
 
@@ -32,14 +31,13 @@ NODES = 3
 
 
 def run(
-    data: Path | None,
     deltas: Sequence[float] = DELTAS,
     seeds: Sequence[int] = SEEDS,
     steps: int = 20_000,
     records: int = 30,
 ) -> Report:
     """Run the figure; five values of delta, three seeds and 20,000 steps of SFLCB are the published numbers."""
-    design = read(data, f"net{NODES}")
+    design = network(f"paper{NODES}")
     exact = Hyperobjective(design.problem(), np.ones(len(design.tail)))
     solver = PUBLISHED[NODES][0]
     rows = []

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from bilevax._support.tables import aligned
 from bilevax.app import report
+from bilevax.certificate.certificate import certify
+from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import Solver
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 #: The column that differs from run to run; all others are the same to the last digit.
 TIME = "seconds"
+
+_RTOL = 1e-6  # what the certificate is asked for: that of `solve`
+_PATIENCE = 60.0  # seconds that a certificate may take
 
 
 @dataclasses.dataclass
@@ -74,6 +80,11 @@ class Report:
         settings.write_text(json.dumps(self.settings | {"versions": versions}, indent=2, default=_plain) + "\n")
         text.write_text(f"{self}\n")
         return paths
+
+
+def is_certified(problem: BilevelProblem, x: PyTree) -> bool:
+    """Return whether the certificate confirms where a method ended that has no certificate of its own."""
+    return certify(problem, x, time_limit=_PATIENCE).confirms(_RTOL)
 
 
 def say(message: str) -> None:

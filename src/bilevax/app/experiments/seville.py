@@ -1,14 +1,14 @@
 """Seville's network of 24 nodes: the default's design, and the way to it."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bilevax.app import plot
-from bilevax.app.experiments.networks import judged, mark_missing, read
+from bilevax.app.experiments.networks import judged, mark_missing
 from bilevax.app.experiments.report import TIME, Report, say
 from bilevax.app.experiments.trajectory import follow_search
+from bilevax.datasets import network
 from bilevax.driver.solution import Solution
 from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.problems.network.design import NetworkDesign
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def run(data: Path | None, network: str = "seville24", records: int = 6, rtol: float = 1e-3) -> Report:
+def run(name: str = "seville", records: int = 6, rtol: float = 1e-3) -> Report:
     """Run the figure: some minutes. The paper has no such network; the start is the one that its file names."""
-    design = read(data, network)
+    design = network(name)
     start = design.start()
     say("seville: default, some minutes")
     solution, visits = follow_search(design.problem(), start, records, rtol=rtol)
@@ -43,7 +43,7 @@ def run(data: Path | None, network: str = "seville24", records: int = 6, rtol: f
         f"From {rows[0]['utility']:.4g} at the start the default comes to a utility of {rows[-1]['utility']:.6g}; it "
         f"builds {table[0]['links_built']} of {len(design.tail)} links. Status: {solution.status.value}"
     ]
-    settings = {"network": network, "start": "NetworkDesign.start()", "rtol": rtol, "minimal_share": 1e-6}
+    settings = {"network": name, "start": "NetworkDesign.start()", "rtol": rtol, "minimal_share": 1e-6}
     return Report("seville", settings, rows, _draw(design, solution, rows), table, sentences)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from bilevax._support.precision import float64
 from bilevax.app import plot
-from bilevax.app.experiments.report import Report, parameters, say
+from bilevax.app.experiments.report import Report, is_certified, parameters, say
 from bilevax.app.experiments.trajectory import first_state
 from bilevax.driver.compiled import place_solver
 from bilevax.driver.multistart import multistart
@@ -37,7 +37,7 @@ def run(starts: int = 200, steps: int = 10_000) -> Report:
     phi = Hyperobjective(problem, 0.0)
     minima = np.array(LOCAL_MINIMA)
     nearest = lambda x: minima[np.abs(minima - x).argmin()]
-    ended = [("SFLCB", x, phi(x).value, False) for x in ends]
+    ended = [("SFLCB", x, phi(x).value, is_certified(problem, x)) for x in ends]
     ended += [("default", float(answer.x), answer.value, answer.success) for answer in chosen]
     rows = [
         {
