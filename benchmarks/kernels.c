@@ -40,10 +40,8 @@ void toy(long count, Steps p, long starts, double *restrict x, double *restrict 
 }
 
 /* SVM: rows  A y - c <= -1,  f = sum exp(1 - V y) + |c|^2 / 2,  g = |w|^2 / 2 + 0.005 b^2,  y = (w, b).
- * Both matrices are padded with zeros to the compile-time width and to a multiple of four rows. One pass over A a step:
+ * Both matrices are padded with zeros to a compile-time width and to a multiple of four rows. One pass over A a step:
  * four rows at a time serve both systems and both directions while they are in the first-level cache. */
-#define WIDTH 48
-
 typedef double Four __attribute__((vector_size(32), aligned(8)));
 typedef long Lanes __attribute__((vector_size(32)));
 
@@ -57,15 +55,17 @@ static inline Four sums(Four a, Four b, Four c, Four d) {
     return __builtin_shuffle(ab, cd, (Lanes){0, 1, 4, 5}) + __builtin_shuffle(ab, cd, (Lanes){2, 3, 6, 7});
 }
 
-void svm(long count, Steps p, long rows, long held_out, long bias, const double *restrict A, const double *restrict V,
-         double *restrict c, double *restrict y, double *restrict z, double *restrict s_y, double *restrict s_z,
-         double *restrict u, double *restrict v) {
+static inline __attribute__((always_inline)) void svm_of_width(
+    const long width, long count, Steps p, long rows, long held_out, long bias, const double *restrict A,
+    const double *restrict V, double *restrict c, double *restrict y, double *restrict z, double *restrict s_y,
+    double *restrict s_z, double *restrict u, double *restrict v) {
     for (long t = 0; t < count; t++) {
-        double grad_y[WIDTH], grad_z[WIDTH], fit[WIDTH] = {0};
+        double grad_y[width], grad_z[width], fit[width];
+        memset(fit, 0, sizeof fit);
         for (long i = 0; i < held_out; i += 4) {
-            const double *r0 = V + i * WIDTH, *r1 = r0 + WIDTH, *r2 = r1 + WIDTH, *r3 = r2 + WIDTH;
+            const double *r0 = V + i * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
             Four m0 = {0}, m1 = {0}, m2 = {0}, m3 = {0};
-            for (long j = 0; j < WIDTH; j += 4) {
+            for (long j = 0; j < width; j += 4) {
                 Four point = load(y + j);
                 m0 += load(r0 + j) * point, m1 += load(r1 + j) * point;
                 m2 += load(r2 + j) * point, m3 += load(r3 + j) * point;
@@ -73,19 +73,19 @@ void svm(long count, Steps p, long rows, long held_out, long bias, const double 
             double loss[4];
             store(loss, 1 - sums(m0, m1, m2, m3));
             for (long k = 0; k < 4; k++) loss[k] = exp(loss[k]);
-            for (long j = 0; j < WIDTH; j += 4)
+            for (long j = 0; j < width; j += 4)
                 store(fit + j, load(fit + j) + loss[0] * load(r0 + j) + loss[1] * load(r1 + j) +
                                    loss[2] * load(r2 + j) + loss[3] * load(r3 + j));
         }
-        for (long j = 0; j < WIDTH; j++) {
+        for (long j = 0; j < width; j++) {
             double weight = j == bias ? 0.01 : 1;
             grad_y[j] = weight * y[j] - p.delta * fit[j];
             grad_z[j] = weight * z[j];
         }
         for (long i = 0; i < rows; i += 4) {
-            const double *r0 = A + i * WIDTH, *r1 = r0 + WIDTH, *r2 = r1 + WIDTH, *r3 = r2 + WIDTH;
+            const double *r0 = A + i * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
             Four y0 = {0}, y1 = {0}, y2 = {0}, y3 = {0}, z0 = {0}, z1 = {0}, z2 = {0}, z3 = {0};
-            for (long j = 0; j < WIDTH; j += 4) {
+            for (long j = 0; j < width; j += 4) {
                 Four a0 = load(r0 + j), a1 = load(r1 + j), a2 = load(r2 + j), a3 = load(r3 + j);
                 Four point_y = load(y + j), point_z = load(z + j);
                 y0 += a0 * point_y, y1 += a1 * point_y, y2 += a2 * point_y, y3 += a3 * point_y;
@@ -101,18 +101,27 @@ void svm(long count, Steps p, long rows, long held_out, long bias, const double 
             store(s_y + i, slack_y + p.eta_y * force_y);
             store(s_z + i, slack_z + p.eta_z * force_z);
             for (long k = i; k < i + 4; k++) s_y[k] = fmin(s_y[k], -1), s_z[k] = fmin(s_z[k], -1);
-            for (long j = 0; j < WIDTH; j += 4) {
+            for (long j = 0; j < width; j += 4) {
                 Four a0 = load(r0 + j), a1 = load(r1 + j), a2 = load(r2 + j), a3 = load(r3 + j);
                 store(grad_y + j, load(grad_y + j) + force_y[0] * a0 + force_y[1] * a1 + force_y[2] * a2 + force_y[3] * a3);
                 store(grad_z + j, load(grad_z + j) + force_z[0] * a0 + force_z[1] * a1 + force_z[2] * a2 + force_z[3] * a3);
             }
         }
-        for (long j = 0; j < WIDTH; j++) {
+        for (long j = 0; j < width; j++) {
             y[j] -= p.eta_y * grad_y[j];
             z[j] -= p.eta_z * grad_z[j];
         }
     }
 }
+
+/* One function a width, so that the compiler knows it. */
+#define SVM(width)                                                                                                     \
+    void svm_##width(long count, Steps p, long rows, long held_out, long bias, const double *A, const double *V,       \
+                     double *c, double *y, double *z, double *s_y, double *s_z, double *u, double *v) {                \
+        svm_of_width(width, count, p, rows, held_out, bias, A, V, c, y, z, s_y, s_z, u, v);                            \
+    }
+SVM(48)
+SVM(204)
 
 /* Network design. Variables and rows are link-major and node-major, OD pairs innermost. The slack of an equality row is
  * the constant 0 and is left out. */

@@ -200,3 +200,33 @@ def test_values_survive_in_full_precision():
 def test_wrong_matrices(matrix, message):
     with pytest.raises(ValueError, match=message):
         as_linear_map(matrix, "A")
+
+
+@pytest.mark.parametrize("shape", [(23, 4), (20, 4), (7, 9)])
+def test_a_large_matrix_is_passed_over_once(monkeypatch, shape):
+    """Products, response and adjoints block by block are those of the whole matrix, which no product touches."""
+    random = np.random.default_rng(0)
+    matrix, vectors = random.standard_normal(shape), tuple(random.standard_normal((2, shape[1])))
+    offset = random.standard_normal(shape[0])
+
+    def respond(images, rows):
+        forces = jnp.sin(images[0] + rows["offset"]), images[1] * rows["offset"]
+        return forces, {"sum": forces[0] + forces[1]}
+
+    def there_and_back():
+        operator = as_linear_map(matrix, "A")
+        return jax.jit(lambda vectors, rows: operator.there_and_back(vectors, respond, rows))
+
+    with jax.enable_x64(True):
+        expected = there_and_back()(vectors, {"offset": offset})
+        monkeypatch.setattr("bilevax.model.operators._LARGE", 0)
+        monkeypatch.setattr("bilevax.model.operators._BLOCK", 5 * 8 * shape[1])
+        program = there_and_back()
+        found = program(vectors, {"offset": offset})
+        text = program.lower(vectors, {"offset": offset}).as_text()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), found, expected)
+    np.testing.assert_allclose(found[1]["sum"], np.sin(matrix @ vectors[0] + offset) + matrix @ vectors[1] * offset)
+    sizes = [line.split(": (")[1].split(")")[0] for line in text.splitlines() if "dot_general" in line]
+    whole = f"tensor<{shape[0]}x{shape[1]}xf64>"
+    assert sizes
+    assert not any(whole in line for line in sizes)

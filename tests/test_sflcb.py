@@ -188,6 +188,19 @@ CASES = {
 
 
 @pytest.mark.slow
+def test_a_large_matrix_makes_the_same_steps(monkeypatch):
+    monkeypatch.setattr("bilevax.model.operators._LARGE", 0)
+    monkeypatch.setattr("bilevax.model.operators._BLOCK", 2 * 8 * 4)  # of five rows two, two and one
+    case = CASES["mixed rows, boxes"]()
+    expected = algorithm_1(case, 50, **PARAMETERS)
+    arguments = {"y0": case.y0, "solver": bx.SFLCB(**PARAMETERS), "max_steps": 50, "rtol": 0.0, "atol": 0.0}
+    with jax.enable_x64(True):
+        found = bx.run(case.problem, case.x0, **arguments)
+    for name, leaf, wanted in zip(found.state._fields, jax.tree.leaves(found.state), expected, strict=True):
+        np.testing.assert_allclose(leaf, wanted, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_fifty_steps_agree_with_algorithm_1(kind):
     case = CASES[kind]()

@@ -1,4 +1,4 @@
-"""The paper's SVM: 500 rows coupled through B = -identity, 46 lower-level variables, 150 validation rows."""
+"""The paper's SVM: one row a training sample, coupled through B = -identity; 500 x 46, and 20,000 x 201 at random."""
 
 import ctypes
 
@@ -12,22 +12,32 @@ from cases.case import Case
 from data import diabetes
 from kernels import Steps, aligned, library, pointer
 
-_TRAINING, _VALIDATION = 500, 150
-# The kernel's compile-time row width.
-_C_WIDTH = 48
+
+def small() -> Case:
+    return svm("SVM, 500 x 46", *diabetes(), training=500, validation=150, target=2.0, steps=1000)
 
 
-def svm() -> Case:
-    features, labels = diabetes()
+def large() -> Case:
+    """Rows of 32 MB, more than a cache holds: what counts is how often a step passes over them."""
+    random = np.random.default_rng(0)
+    features = random.standard_normal((20_150, 200)) / np.sqrt(200)
+    labels = np.where(features[:, 0] + 0.1 * random.standard_normal(len(features)) > 0, 1.0, -1.0)
+    return svm("SVM, 20000 x 201", features, labels, training=20_000, validation=150, target=1.5, steps=20)
+
+
+def svm(
+    name: str, features: np.ndarray, labels: np.ndarray, *, training: int, validation: int, target: float, steps: int
+) -> Case:
     signed = labels[:, None] * np.column_stack([features, np.ones(len(features))])
-    A, V = -signed[:_TRAINING], signed[_TRAINING : _TRAINING + _VALIDATION]
+    A, V = -signed[:training], signed[training : training + validation]
     bias = A.shape[1] - 1
+    width = -(-A.shape[1] // 4) * 4
     weight = np.ones(bias + 1)
     weight[bias] = 0.01
     problem = bx.BilevelProblem(
         upper=lambda c, y, data: jnp.sum(jnp.exp(1 - data["V"] @ y)) + 0.5 * c @ c,
         lower=lambda c, y, data: 0.5 * (data["weight"] * y) @ y,
-        coupling=bx.LinearCoupling(A=A, B=lx.DiagonalLinearOperator(jnp.full(_TRAINING, -1.0)), upper=-1.0),
+        coupling=bx.LinearCoupling(A=A, B=lx.DiagonalLinearOperator(jnp.full(training, -1.0)), upper=-1.0),
         data={"V": V, "weight": weight},
     )
     solver = bx.SFLCB(0.01, 0.01, 0.01, 0.001, 0.001, 0.001, 0.001, 0.001)
@@ -51,17 +61,19 @@ def svm() -> Case:
 
     def c_loop(state: SFLCBState):
         c, y, z, *rows = state
-        columns = (0, _C_WIDTH - bias - 1)
+        columns = (0, width - bias - 1)
         matrices = [aligned(np.pad(matrix, [(0, -len(matrix) % 4), columns])) for matrix in (A, V)]
         padded = *matrices, aligned(np.pad(y, columns)), aligned(np.pad(z, columns))
         arrays = [pointer(leaf) for leaf in (*padded[:2], c, *padded[2:], *(part for (part,) in rows))]
         sizes = [ctypes.c_long(size) for size in (*map(len, matrices), bias)]
 
+        kernel = getattr(library(), f"svm_{width}")
+
         def run(count: int) -> None:
-            library().svm(ctypes.c_long(count), Steps.of(solver), *sizes, *arrays)
+            kernel(ctypes.c_long(count), Steps.of(solver), *sizes, *arrays)
             y[:], z[:] = padded[2][: bias + 1], padded[3][: bias + 1]
 
         return run
 
-    x0, y0 = np.ones(_TRAINING), np.zeros(bias + 1)
-    return Case("SVM, 500 x 46", problem, solver, x0, y0, numpy_step, c_loop, target=2.7, steps=1000)
+    x0, y0 = np.ones(training), np.zeros(bias + 1)
+    return Case(name, problem, solver, x0, y0, numpy_step, c_loop, target, steps)

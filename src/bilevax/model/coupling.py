@@ -15,6 +15,8 @@ from bilevax._support import trees
 from bilevax.model.bounds import first_pair, one_per_leaf, row_bound
 from bilevax.model.operators import LinearMap, Zero, as_linear_map, probe_columns
 
+Respond = Callable[..., tuple[tuple[PyTree, ...], tuple[PyTree, ...]]]
+
 
 class Coupling(eqx.Module):
     """Rows that are affine in (x, y), with the two adjoints."""
@@ -34,6 +36,18 @@ class Coupling(eqx.Module):
     @abc.abstractmethod
     def adjoint_y(self, x: PyTree, y: PyTree, data: PyTree, multipliers: PyTree) -> PyTree:
         """Return A' multipliers. The point (x, y) only gives shapes."""
+
+    def there_and_back(
+        self, x: PyTree, points: tuple[PyTree, ...], data: PyTree, respond: Respond, rows: PyTree
+    ) -> tuple[tuple[PyTree, ...], PyTree]:
+        """Return A' of each force with which the rows respond to the points y, and the new rows.
+
+        ``respond(values, rows, lower, upper)`` returns the forces, one a point, and new rows: a tuple of trees of the
+        structure of the values. It has to act row by row.
+        """
+        values = tuple(self.value(x, y, data) for y in points)
+        forces, new = respond(values, rows, *self.bounds(values[0]))
+        return tuple(self.adjoint_y(x, y, data, force) for y, force in zip(points, forces, strict=True)), new
 
     @abc.abstractmethod
     def bounds(self, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -108,6 +122,19 @@ class LinearCoupling(Coupling):
 
     def adjoint_y(self, x: PyTree, y: PyTree, data: PyTree, multipliers: PyTree) -> PyTree:
         return trees.unflatten(self.A.rmv(multipliers), y)
+
+    def there_and_back(
+        self, x: PyTree, points: tuple[PyTree, ...], data: PyTree, respond: Respond, rows: PyTree
+    ) -> tuple[tuple[PyTree, ...], PyTree]:
+        shift = None if self.B is None else self.B.mv(trees.flatten(x))
+
+        def at(images: tuple[Any, ...], old: PyTree) -> Any:
+            shift, rows, *bounds = old
+            return respond(images if shift is None else tuple(image + shift for image in images), rows, *bounds)
+
+        vectors, old = tuple(map(trees.flatten, points)), (shift, rows, self.lower, self.upper)
+        pulls, new = self.A.there_and_back(vectors, at, old)
+        return tuple(trees.unflatten(pull, y) for pull, y in zip(pulls, points, strict=True)), new
 
     def bounds(self, rows: PyTree) -> tuple[PyTree, PyTree]:
         return self.lower, self.upper

@@ -8,6 +8,7 @@ gather over the transposed rows.
 import abc
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -15,12 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
-from bilevax._support.trees import host_floats, is_concrete
+from bilevax._support.trees import host_floats, is_concrete, zeros
 
 if TYPE_CHECKING:
     import lineax as lx
+
+Respond = Callable[[tuple[Array, ...], PyTree], tuple[tuple[Array, ...], PyTree]]
+
+# A dense matrix of more bytes than the first does not stay in a processor's cache from one product to the next. Rows of
+# as many bytes as the second, which the cache of one core holds, are then taken there and back before the next ones.
+_LARGE, _BLOCK = 3 * 2**23, 3 * 2**16
 
 
 class LinearMap(eqx.Module):
@@ -38,6 +45,15 @@ class LinearMap(eqx.Module):
     @abc.abstractmethod
     def rmv(self, vector: Float[Array, " rows"]) -> Float[Array, " columns"]:
         """Apply the adjoint."""
+
+    def there_and_back(self, vectors: tuple[Array, ...], respond: Respond, rows: PyTree) -> tuple[Any, PyTree]:
+        """Return the adjoint of each force with which the rows respond to the images of ``vectors``, and the new rows.
+
+        ``respond(images, rows)`` returns the forces, one an image, and new rows: any arrays with an entry a row. It has
+        to act row by row, so that a large matrix may be passed over once, not once for every image and every force.
+        """
+        forces, new = respond(tuple(self.mv(vector) for vector in vectors), rows)
+        return tuple(self.rmv(force) for force in forces), new
 
     @abc.abstractmethod
     def to_scipy(self) -> sp.csr_matrix:
@@ -64,22 +80,60 @@ class Zero(LinearMap):
 
 
 class Dense(LinearMap):
-    """A matrix stored in full."""
+    """A matrix stored in full.
 
-    matrix: Float[Array, "rows columns"]
+    A tall one is stored transposed, since products are fast over long vectors, unless it is passed over in blocks.
+    """
+
+    stored: Float[Array, "first second"]
+    is_transposed: bool = eqx.field(static=True)
+
+    def __init__(self, matrix: Any):
+        rows, columns = matrix.shape
+        self.is_transposed = rows > columns and not _is_large(matrix)
+        self.stored = matrix.T.copy() if self.is_transposed else matrix
+
+    @property
+    def matrix(self) -> Float[Array, "rows columns"]:
+        """The matrix as it was given."""
+        return self.stored.T if self.is_transposed else self.stored
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.matrix.shape  # type: ignore[return-value]
 
     def mv(self, vector):
-        return self.matrix @ vector
+        return vector @ self.stored if self.is_transposed else self.stored @ vector
 
     def rmv(self, vector):
-        return vector @ self.matrix
+        return self.stored @ vector if self.is_transposed else vector @ self.stored
+
+    def there_and_back(self, vectors, respond, rows):
+        if not _is_large(self.stored):
+            return super().there_and_back(vectors, respond, rows)
+        count, columns = self.shape
+        block = max(1, _BLOCK // (columns * self.stored.dtype.itemsize))
+
+        def advance(start: Any, size: int, pulls: tuple[Array, ...], new: PyTree) -> tuple[tuple[Array, ...], PyTree]:
+            take = lambda whole: jax.lax.dynamic_slice_in_dim(whole, start, size)
+            put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
+            matrix = take(self.stored)
+            forces, changed = respond(tuple(matrix @ vector for vector in vectors), jax.tree.map(take, rows))
+            pulls = tuple(pull + force @ matrix for pull, force in zip(pulls, forces, strict=True))
+            return pulls, jax.tree.map(put, new, changed)
+
+        images = tuple(jax.ShapeDtypeStruct((count,), vector.dtype) for vector in vectors)
+        forces, new = jax.eval_shape(respond, images, rows)
+        state = tuple(jnp.zeros(columns, force.dtype) for force in forces), zeros(new)
+        state = jax.lax.fori_loop(0, count // block, lambda i, state: advance(i * block, block, *state), state)
+        return advance(count - count % block, count % block, *state) if count % block else state
 
     def to_scipy(self):
         return compressed(np.asarray(self.matrix, np.float64))
+
+
+def _is_large(matrix: Any) -> bool:
+    return matrix.size * matrix.dtype.itemsize > _LARGE
 
 
 class Diagonal(LinearMap):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from bilevax._support import trees
-from bilevax.model.coupling import Coupling, as_couplings
+from bilevax.model.coupling import Coupling, Respond, as_couplings
 from bilevax.model.sets import ConvexSet, Free
 
 Placed = TypeVar("Placed")
@@ -110,15 +110,35 @@ class BilevelProblem(eqx.Module):
         """Return A' multipliers."""
         return self._adjoint(y, [part.adjoint_y for part in self.coupling], x, y, multipliers)
 
+    def there_and_back(
+        self, x: PyTree, points: tuple[PyTree, ...], respond: Respond, rows: tuple[tuple[PyTree, ...], ...]
+    ) -> tuple[list[PyTree], list[tuple[PyTree, ...]]]:
+        """Return A' of each force with which the rows respond to the points y, and the new rows, one entry a coupling.
+
+        The rows are tuples with one entry a coupling, as from `rows`; how they respond is as in
+        `Coupling.there_and_back`, which passes over a large matrix once.
+        """
+        passes = [
+            part.there_and_back(x, points, self.data, respond, old)
+            for part, old in zip(self.coupling, zip(*rows, strict=True), strict=True)
+        ]
+        pulls = [_total(y, [pulls[index] for pulls, _ in passes]) for index, y in enumerate(points)]
+        return pulls, [new for _, new in passes]
+
     def _adjoint(self, like: PyTree, maps: list[Callable], x: PyTree, y: PyTree, multipliers: tuple[PyTree, ...]):
         images = [adjoint(x, y, self.data, part) for adjoint, part in zip(maps, multipliers, strict=True)]
-        if not images:
-            return jax.tree.map(jnp.zeros_like, like)
-        return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *images)
+        return _total(like, images)
 
     def unwrap_rows(self, rows: tuple[PyTree, ...]) -> PyTree:
         """Return rows (or multipliers) as the user wrote the coupling: alone, or one entry a coupling."""
         return rows[0] if self.single_coupling else rows
+
+
+def _total(like: PyTree, parts: list[PyTree]) -> PyTree:
+    """Return the sum of trees like ``like``; zero where there are none."""
+    if not parts:
+        return jax.tree.map(jnp.zeros_like, like)
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *parts)
 
 
 def place(tree: Placed, dtype: Any) -> Placed:

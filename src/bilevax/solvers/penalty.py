@@ -15,13 +15,21 @@ def gradients_of_k(
     problem: BilevelProblem, delta: Any, x: PyTree, y: PyTree, z: PyTree, force_y: Any, force_z: Any
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Return the gradients of K in x, y and z, where the rows pull with ``force_y`` and ``force_z``."""
+    pull_x = problem.adjoint_x(x, y, trees.subtract(force_y, force_z))
+    pull_y, pull_z = problem.adjoint_y(x, y, force_y), problem.adjoint_y(x, z, force_z)
+    return gradients_with_pulls(problem, delta, x, y, z, pull_x, pull_y, pull_z)
+
+
+def gradients_with_pulls(
+    problem: BilevelProblem, delta: Any, x: PyTree, y: PyTree, z: PyTree, pull_x: PyTree, pull_y: PyTree, pull_z: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Return `gradients_of_k` where it is known already how the rows pull at x, y and z."""
     penalised = lambda x, y: delta * problem.upper_value(x, y) + problem.lower_value(x, y)
     penalised_x, penalised_y = jax.grad(penalised, argnums=(0, 1))(x, y)
     lower_x, lower_z = jax.grad(problem.lower_value, argnums=(0, 1))(x, z)
-    pull_x = problem.adjoint_x(x, y, trees.subtract(force_y, force_z))
     grad_x = jax.tree.map(lambda a, b, c: a - b + c, penalised_x, lower_x, pull_x)
-    grad_y = jax.tree.map(jnp.add, penalised_y, problem.adjoint_y(x, y, force_y))
-    grad_z = jax.tree.map(lambda a, b: -a - b, lower_z, problem.adjoint_y(x, z, force_z))
+    grad_y = jax.tree.map(jnp.add, penalised_y, pull_y)
+    grad_z = jax.tree.map(lambda a, b: -a - b, lower_z, pull_z)
     return grad_x, grad_y, grad_z
 
 

@@ -11,7 +11,7 @@ from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import CompiledSolver, Iterate
 from bilevax.solvers.multipliers import Residual, all_hold
 from bilevax.solvers.parameters import NONNEGATIVE, POSITIVE, assign
-from bilevax.solvers.penalty import gradients_of_k
+from bilevax.solvers.penalty import gradients_of_k, gradients_with_pulls
 
 
 class SFLCBState(NamedTuple):
@@ -119,24 +119,33 @@ class SFLCB(CompiledSolver):
         return SFLCBState(x, y, y, slack, slack, zero, zero)
 
     def step(self, problem: BilevelProblem, state: SFLCBState) -> SFLCBState:
-        x, y, z, s_y, s_z, u, v = state
-        rows_y, rows_z = problem.rows(x, y), problem.rows(x, z)
-        residual_y, residual_z = trees.subtract(rows_y, s_y), trees.subtract(rows_z, s_z)
+        x, y, z, *rows = state
+        (pull_y, pull_z), moved = problem.there_and_back(x, (y, z), self._move_rows, tuple(rows))
+        s_y, s_z, u, v, force_x = zip(*moved, strict=True) if moved else ((),) * 5
+        pull_x = problem.adjoint_x(x, y, force_x)
+        grad_x, grad_y, grad_z = gradients_with_pulls(problem, self.delta, x, y, z, pull_x, pull_y, pull_z)
+        return SFLCBState(
+            x=problem.x_set.project(trees.add_scaled(x, -self.eta_x, grad_x)),
+            y=problem.y_set.project(trees.add_scaled(y, -self.eta_y, grad_y)),
+            z=problem.y_set.project(trees.add_scaled(z, self.eta_z, grad_z)),
+            s_y=s_y,
+            s_z=s_z,
+            u=u,
+            v=v,
+        )
+
+    def _move_rows(self, values: tuple[PyTree, ...], rows: tuple[PyTree, ...], lower: PyTree, upper: PyTree) -> Any:
+        """Return the forces on y and z, and the rows after the step: slacks, multipliers and the force on x."""
+        s_y, s_z, u, v = rows
+        residual_y, residual_z = map(trees.subtract, values, (s_y, s_z))
         u = trees.add_scaled(u, self.eta_u, residual_y)
         v = trees.add_scaled(v, self.eta_v, residual_z)
         # The multipliers that act on (x, y, s_y) and (x, z, s_z): the derivative of K in the rows.
         force_y = trees.add_scaled(u, self.rho1, residual_y)
         force_z = trees.add_scaled(v, self.rho2, residual_z)
-        grad_x, grad_y, grad_z = gradients_of_k(problem, self.delta, x, y, z, force_y, force_z)
-        return SFLCBState(
-            x=problem.x_set.project(trees.add_scaled(x, -self.eta_x, grad_x)),
-            y=problem.y_set.project(trees.add_scaled(y, -self.eta_y, grad_y)),
-            z=problem.y_set.project(trees.add_scaled(z, self.eta_z, grad_z)),
-            s_y=_clip_rows(problem, rows_y, trees.add_scaled(s_y, self.eta_y, force_y)),
-            s_z=_clip_rows(problem, rows_z, trees.add_scaled(s_z, self.eta_z, force_z)),
-            u=u,
-            v=v,
-        )
+        s_y = jax.tree.map(jnp.clip, trees.add_scaled(s_y, self.eta_y, force_y), lower, upper)
+        s_z = jax.tree.map(jnp.clip, trees.add_scaled(s_z, self.eta_z, force_z), lower, upper)
+        return (force_y, force_z), (s_y, s_z, u, v, trees.subtract(force_y, force_z))
 
     def terminate(
         self, problem: BilevelProblem, state: SFLCBState, rtol: Any, atol: Any
