@@ -3,6 +3,7 @@
 Beside this: wrong couplings, sets, operators, networks and data sets are refused in the tests of their own files.
 """
 
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -238,3 +239,31 @@ def test_a_truncated_data_set_is_none(tmp_path, cut):
 def test_files_that_are_not_there(tmp_path, reader):
     with pytest.raises(OSError, match="missing"):
         reader(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "hint"),
+    [
+        (bx.solve, "tol", "did you mean rtol?"),
+        (bx.solve, "verbose", "did you mean progress?"),
+        (bx.solve, "time_limt", "did you mean time_limit?"),
+        (bx.solve, "momentum", "it has problem, x0, y0"),
+        (bx.multistart, "seed", "did you mean key?"),
+        (bx.certify, "tol", "it has problem, x, y"),
+    ],
+)
+def test_arguments_of_other_libraries_are_answered_by_ours(function, wrong, hint):
+    with pytest.raises(TypeError, match=re.escape(f"{function.__name__}() has no argument {wrong!r}; {hint}")):
+        function(bx.problems.toy(), 0.7, **{wrong: 1})
+
+
+def test_bounds_in_a_list_are_answered_by_box():
+    bounds: Any = [(0.0, 1.0)]
+    with pytest.raises(ValueError, match=r"x_set: .*got list; bounds are Box\(lower, upper\)"):
+        bx.BilevelProblem(lambda x, y: x, lambda x, y: y, x_set=bounds)
+
+
+def test_numpy_in_an_objective_is_answered_by_jax_numpy():
+    problem = bx.BilevelProblem(lambda x, y: np.exp(np.asarray(y)) + x, lambda x, y: (y - x) ** 2, y_like=0.0)
+    with pytest.raises(ValueError, match=r"upper: .*use jax\.numpy"):
+        bx.certify(problem, 0.7)

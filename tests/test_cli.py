@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import bilevax as bx
 from bilevax.app import cli
 from bilevax.app.cli import project, solving
 from bilevax.app.experiments import __main__ as experiments
@@ -319,3 +320,20 @@ def test_without_typer_it_says_what_to_install():
     assert run.returncode == 2
     assert "pip install 'bilevax[cli]'" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_version():
+    assert call("--version").stdout.strip() == bx.__version__
+
+
+def test_certify_takes_numbers_on_the_line(folder):
+    assert told("certify", "toy.py", "--x", str(LOCAL_MINIMA[1]))["confirmed"] is True
+    assert told("certify", "toy.py", "--x", "0.9", code=1)["confirmed"] is False
+    assert "expected a file, or numbers such as" in told("certify", "toy.py", "--x", "nothing", code=2)["error"]
+
+
+def test_multistart(folder):
+    found = told("multistart", "toy.py", "--starts", "3", "--seed", "1")
+    assert len(found["answer_of"]) == 3
+    assert found["answers"][0]["success"] is True
+    assert "distinct answers from 2 starts" in call("multistart", "toy.py", "--starts", "2").stdout

@@ -73,3 +73,17 @@ def test_the_figure_has_a_line_a_method(comparison):
 def test_wrong_solvers_are_told(solvers, message):
     with pytest.raises(ValueError, match=message):
         bx.compare(toy(), 0.7, solvers)
+
+
+class _Failing(bx.Default):
+    def search(self, *args, **kwargs):
+        raise FloatingPointError("lost its way")
+
+
+def test_a_method_that_fails_is_a_row():
+    found = bx.compare(bx.problems.toy(), 0.7, {"default": bx.Default(), "other": _Failing()}, points=0)
+    assert [row["status"] for row in found.rows()] == ["converged", "failed"]
+    assert "other: FloatingPointError: lost its way" in str(found)
+    assert "lost its way" in found._repr_html_()
+    with pytest.raises(ValueError, match="x0: expected finite numbers"):  # nobody's failure
+        bx.compare(bx.problems.toy(), np.nan, {"other": _Failing()}, points=0)

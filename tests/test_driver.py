@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax._support.clock import OutOfTime
+from bilevax._support.trees import summarise
 from bilevax.driver.arguments import Limits
 from bilevax.driver.watch import Watch
 from bilevax.problems.quadratic import random_quadratic
@@ -714,3 +715,17 @@ def test_what_works_on_the_host_cannot_be_traced():
             for transform in (jax.jit, jax.grad, lambda call: lambda x: jax.vmap(call)(x[None])):
                 with pytest.raises(ValueError, match=rf"{name}: expected numbers, got a tracer.*run\(\.\.\.\)"):
                     transform(function)(jnp.asarray(1.5))
+
+
+def test_what_notebooks_and_terminals_show():
+    solution = bx.solve(bx.problems.toy(), 0.7)
+    shown = solution._repr_html_()
+    assert "<table>" in shown
+    assert "stationarity" in shown
+    assert "&lt;" not in solution.certificate._repr_html_()
+    assert summarise(np.array([1.0, 7e-27, -2.0])) == "[ 1.,  0., -2.]"
+    assert summarise(np.array([7e-27])) == "[7.e-27]"
+    assert summarise(np.arange(20.0)).count(",") == 19
+    exact = solution.history["best"][np.isfinite(solution.history["best"])]
+    assert np.all(np.diff(exact) <= 0)
+    assert exact[-1] == pytest.approx(solution.value, abs=1e-8)

@@ -322,3 +322,15 @@ def test_an_empty_polyhedron_is_refused_when_projected_onto():
     empty = bx.Polyhedron([[1.0], [1.0]], lower=[2.0, -np.inf], upper=[np.inf, 1.0])
     with pytest.raises(ValueError, match="empty"):
         empty.project(jnp.zeros(1))
+
+
+def test_a_polyhedron_is_cut_with_a_box():
+    rows = bx.Polyhedron(np.ones((1, 3)), upper=1.0)
+    for cut in (rows & bx.Box(0.0, 1.0), bx.Box(0.0, 1.0) & rows):
+        np.testing.assert_allclose(cut.project(np.array([2.0, 2.0, -1.0])), [0.5, 0.5, 0.0], atol=1e-7)
+    both = rows & bx.Polyhedron(np.eye(3)[:1], lower=0.25)
+    np.testing.assert_allclose(both.project(np.zeros(3)), [0.25, 0.0, 0.0], atol=1e-7)
+    with pytest.raises(ValueError, match="expected a set of 3 entries without balls to cut it with, got a Ball"):
+        _ = rows & bx.Ball(1.0)
+    with pytest.raises(TypeError):
+        _ = rows & 3  # pyright: ignore[reportOperatorIssue]

@@ -4,6 +4,7 @@ Names are loaded when they are first used: who only writes a problem down does n
 """
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name == "__version__":
+        found = importlib.metadata.version("bilevax")
+    elif name in _MODULES:
         found = importlib.import_module(_MODULES[name])
     elif name in _HOME_OF:
         found = getattr(importlib.import_module(_HOME_OF[name]), name)
@@ -71,7 +74,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_HOME_OF})
+    return sorted({*globals(), *_MODULES, *_HOME_OF, "__version__"})
 
 
 __all__ = [

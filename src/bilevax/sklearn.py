@@ -4,11 +4,15 @@ import warnings
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import train_test_split
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, column_or_1d, validate_data
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import train_test_split
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+    from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, column_or_1d, validate_data
+except ImportError as error:
+    raise ImportError("bilevax.sklearn needs scikit-learn: pip install 'bilevax[sklearn]'") from error
 
 from bilevax.certificate.certificate import Certificate
 from bilevax.driver.solution import Solution

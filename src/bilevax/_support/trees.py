@@ -121,9 +121,19 @@ def is_concrete(value: Any) -> bool:
     return not isinstance(value, Tracer)
 
 
+_FEW = 20  # numbers that are shown one by one
+_DUST = 1e-12  # of the largest number: what is below is zero to the eye
+
+
+def without_dust(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers to show: those that are next to nothing beside the largest are zero."""
+    size = np.abs(numbers)
+    return np.where(size < _DUST * size.max(initial=0.0, where=np.isfinite(size)), 0.0, numbers)
+
+
 def summarise(value: PyTree) -> str:
     """Return a short text for a point: its numbers when few, its shape when many."""
-    flat = flatten_host(value)
-    if flat.size <= 6:
-        return np.array2string(flat, precision=8, separator=", ")
+    flat = without_dust(flatten_host(value))
+    if flat.size <= _FEW:
+        return np.array2string(flat, precision=8, separator=", ", max_line_width=1000)
     return f"{describe(value)}, entries in [{flat.min():.4g}, {flat.max():.4g}]"

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax._support import clock
+from bilevax._support import clock, html
 from bilevax._support.clock import deadline, in_time
+from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax._support.trees import summarise
@@ -163,7 +164,7 @@ class Certificate:
             and self.value_error <= TOLERANCES.value * (self.value_unit + abs(self.value))
         )
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[tuple[str, str]]:
         gap = "not measured" if self.penalty_gap is None else f"{self.penalty_gap:.3g} at delta {self.delta:g}"
         residuals = (
             f"stationarity {self.lower_stationarity:.2g}, infeasibility {self.lower_infeasibility:.2g}, "
@@ -201,9 +202,16 @@ class Certificate:
         ]
         if self.failure is not None:
             lines.insert(0, ("failure", " ".join(filter(None, [self.failure.value, self.remark]))))
-        return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in lines)
+        return lines
+
+    def __str__(self) -> str:
+        return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in self._lines())
+
+    def _repr_html_(self) -> str:
+        return html.facts("Certificate", self._lines())
 
 
+@names_arguments
 def certify(
     problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any = None, time_limit: float | None = None
 ) -> Certificate:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._support import html
+from bilevax._support.precision import float64
 from bilevax._support.tables import aligned
 from bilevax.driver.solution import Solution
 from bilevax.driver.solve import solve
 from bilevax.driver.watch import Progress
 from bilevax.exact.hyperobjective import Hyperobjective
-from bilevax.model.problem import BilevelProblem
+from bilevax.model.problem import BilevelProblem, validate
 from bilevax.solvers.base import ProblemRefused, Solver
 from bilevax.solvers.default import Default
 from bilevax.solvers.sflcb import SFLCB
@@ -61,9 +63,11 @@ class Contender:
     name
         As it was given.
     solution
-        Its answer with the certificate; None where the method refused the problem.
+        Its answer with the certificate; None where the method refused the problem or failed.
     refusal
-        Why it refused, else empty.
+        Why it refused, or what it failed with, else empty.
+    failed
+        Whether it ended with an error of its own.
     seconds, phi
         The way: seconds after the start, and Phi solved exactly there (NaN where the lower level is infeasible).
     reported
@@ -73,6 +77,7 @@ class Contender:
     name: str
     solution: Solution | None
     refusal: str = ""
+    failed: bool = False
     seconds: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     phi: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     reported: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
@@ -81,7 +86,7 @@ class Contender:
         """Return the line of the table."""
         found = self.solution
         if found is None:
-            return dict.fromkeys(_COLUMNS) | {"method": self.name, "status": "refused"}
+            return dict.fromkeys(_COLUMNS) | {"method": self.name, "status": "failed" if self.failed else "refused"}
         certificate = found.certificate
         return {
             "method": self.name,
@@ -127,10 +132,18 @@ class Comparison:
         """Return the table, a dictionary a line: what pandas, polars and json take."""
         return [contender.row() for contender in self.contenders]
 
+    def _table(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return heads, rows and the sentences below them."""
+        rows = [[_short(row[name]) for name in _COLUMNS] for row in self.rows()]
+        reasons = [contender.refusal for contender in self.contenders if contender.refusal]
+        return [name.replace("_", " ") for name in _COLUMNS], rows, reasons
+
     def __str__(self) -> str:
-        heads = {name: name.replace("_", " ") for name in _COLUMNS}
-        lines = [list(heads.values()), *([_short(row[name]) for name in _COLUMNS] for row in self.rows())]
-        return "\n".join([aligned(lines), *(contender.refusal for contender in self.contenders if contender.refusal)])
+        heads, rows, reasons = self._table()
+        return "\n".join([aligned([heads, *rows]), *reasons])
+
+    def _repr_html_(self) -> str:
+        return html.table(*self._table())
 
     def plot(self) -> "Figure":
         """Draw true Phi against time: a line a method, dashed what it reports, a diamond where it is certified."""
@@ -155,7 +168,7 @@ def compare(
         What to solve, and where to start.
     solvers
         The methods by name; the default and `SFLCB` with its own standard parameters when absent. A method that refuses
-        the problem is listed with its reason.
+        the problem, or fails, is listed with its reason.
     points
         At how many points of each method's way Phi is evaluated exactly, for the figure; 0 for none. These evaluations
         do not count in the times.
@@ -176,6 +189,8 @@ def compare(
     wrong = [name for name, solver in solvers.items() if not isinstance(solver, Solver)]
     if wrong:
         raise ValueError(f"solvers: expected solver objects, got {type(solvers[wrong[0]]).__name__} for {wrong[0]!r}.")
+    with float64():
+        validate(problem, x0, options.get("y0"))  # what is wrong with the problem is no method's failure
     exact = Hyperobjective(problem, x0, options.get("y0")) if points else None
     return Comparison(
         tuple(_contender(problem, x0, name, solver, points, exact, options) for name, solver in solvers.items())
@@ -195,6 +210,8 @@ def _contender(
         solution, visits = follow(problem, x0, solver, points, **options)
     except ProblemRefused as refusal:
         return Contender(name, None, str(refusal))
+    except Exception as error:  # one method's failure is a row, not the end of the comparison
+        return Contender(name, None, f"{name}: {type(error).__name__}: {error}", failed=True)
     if exact is None:
         return Contender(name, solution)
     return Contender(

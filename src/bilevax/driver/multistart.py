@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.clock import deadline
+from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, Start, check_limits, chosen
@@ -69,6 +70,7 @@ class Multistart:
         return f"{len(self)} distinct answers from {len(self.answer_of)} starts\n" + "\n".join(lines)
 
 
+@names_arguments
 def multistart(
     problem: BilevelProblem,
     starts: PyTree | int,

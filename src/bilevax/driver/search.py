@@ -97,6 +97,8 @@ def _look_at_each(flat: FlatProblem, steps: Iterable[Snapshot], seen: _Seen, wat
             for last in steps:
                 seen.add(last)
                 numbers: dict[str, Any] = {"phase": last.phase, "upper": last.value}
+                if seen.best is not None and seen.best.exact:
+                    numbers["best"] = seen.best.value
                 if last.sweeps is not None:
                     numbers["sweeps"] = last.sweeps
                 if watch.look(seen.count - 1, flat.x_tree(last.x), flat.y_tree(last.y), numbers):

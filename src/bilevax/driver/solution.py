@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._support import html
 from bilevax._support.trees import summarise
 from bilevax.certificate.status import Status
 
@@ -47,17 +48,23 @@ class Solution:
     stats: dict[str, Any]
     state: Any = dataclasses.field(default=None, repr=False)
 
-    def __str__(self) -> str:
-        lines = [
+    def _lines(self) -> list[tuple[str, str]]:
+        return [
             ("status", f"{self.status} ({'success' if self.success else 'no success'})"),
             ("value", f"{self.value:.10g}"),
             ("x", summarise(self.x)),
             ("y", summarise(self.y)),
             *((key, _format(value)) for key, value in self.stats.items()),
         ]
+
+    def __str__(self) -> str:
+        lines = self._lines()
         width = max(len(key) for key, _ in lines)
         body = "\n".join(f"  {key:<{width}}  {value}" for key, value in lines)
         return f"Solution: {self.message}\n{body}\n{self.certificate}"
+
+    def _repr_html_(self) -> str:
+        return html.facts(f"Solution: {self.message}", self._lines()) + self.certificate._repr_html_()
 
 
 def _format(value: Any) -> str:

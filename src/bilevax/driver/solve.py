@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.certificate import Certificate
 from bilevax.driver.arguments import Limits, Start, check_callback, check_limits, check_paths, chosen, warn_outside
@@ -22,6 +23,7 @@ from bilevax.model.problem import BilevelProblem, validate
 from bilevax.solvers.base import CompiledSolver, HostSolver, Solver
 
 
+@names_arguments
 def solve(
     problem: BilevelProblem,
     x0: PyTree,

@@ -76,8 +76,10 @@ class BilevelProblem(eqx.Module):
                 raise ValueError(f"{name}: expected a function of (x, y), got {type(getattr(self, name)).__name__}.")
         for name in ("x_set", "y_set"):
             if not isinstance(getattr(self, name), ConvexSet):
+                came = getattr(self, name)
+                bounds = "; bounds are Box(lower, upper)" if isinstance(came, list | tuple | np.ndarray) else ""
                 raise ValueError(
-                    f"{name}: expected a set such as Box or NonNegative, got {type(getattr(self, name)).__name__}."
+                    f"{name}: expected a set such as Box or NonNegative, got {type(came).__name__}{bounds}."
                 )
         if self.choice not in get_args(Choice):
             raise ValueError(f"choice: expected one of {', '.join(get_args(Choice))}, got {self.choice!r}.")
@@ -254,6 +256,8 @@ def _check_objective(name: str, objective: Callable, x: PyTree, y: PyTree, data:
     try:
         out = jax.eval_shape(objective, *arguments)
     except Exception as error:
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            raise ValueError(f"{name}: a function of NumPy was called in the objective; use jax.numpy.") from error
         signature = "fn(x, y)" if data is None else "fn(x, y, data)"
         raise ValueError(
             f"{name}: the objective failed when called as {signature} with x = {trees.describe(x)} and "

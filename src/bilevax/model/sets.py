@@ -237,6 +237,20 @@ class Polyhedron(ConvexSet):
             if np.any(np.isposinf(self.lower)) or np.any(np.isneginf(self.upper)):
                 raise ValueError("Polyhedron: no value satisfies lower = +inf or upper = -inf.")
 
+    def __and__(self, other: ConvexSet) -> "Polyhedron":
+        """Return the intersection with another set that rows describe: ``Polyhedron(A, upper=1.0) & Box(0.0, 1.0)``."""
+        if not isinstance(other, ConvexSet):
+            return NotImplemented
+        told, size = other.like(), self.A.shape[1]
+        mine, rows = self.rows(None), other.rows(jax.ShapeDtypeStruct((size,), float) if told is None else told)
+        if rows.balls or rows.matrix.shape[1] != size:
+            kind = "a Ball" if rows.balls else f"one of {rows.matrix.shape[1]}"
+            raise ValueError(f"Polyhedron: expected a set of {size} entries without balls to cut it with, got {kind}.")
+        sides = [np.concatenate([getattr(part, side) for part in (mine, rows)]) for side in ("lower", "upper")]
+        return Polyhedron(sp.vstack([mine.matrix, rows.matrix], format="csr"), *sides)
+
+    __rand__ = __and__
+
     def project(self, value: PyTree) -> PyTree:
         flat = trees.flatten(value)
         if all(map(trees.is_concrete, jax.tree.leaves((self, flat)))):

@@ -1,6 +1,7 @@
 """The command ``bilevax``: what its commands are called; what they do is in the modules of this package."""
 
 import sys
+from typing import Annotated
 
 try:
     import rich  # noqa: F401
@@ -21,9 +22,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=project.show_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Bilevel optimisation with certified answers."""
+
+
 app.command("demo")(solving.demonstrate)
 app.command("solve")(solving.solve_file)
 app.command("certify")(solving.certify_file)
+app.command("multistart")(solving.multistart_file)
 app.command("network")(networks.design_network)
 app.command("compare")(comparing.compare_methods)
 app.command("reproduce")(project.reproduce)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -40,9 +39,15 @@ def _execute(loader: Any, module: ModuleType) -> None:
         raise RuntimeError(f"expected definitions, but the file ended the program: exit code {error.code}") from error
 
 
-def read_point(path: Path, like: PyTree) -> PyTree:
-    """Return a point in the structure of ``like``."""
-    if path.suffix == ".npy":
+def read_point(given: str, like: PyTree) -> PyTree:
+    """Return a point in the structure of ``like``, from a file or from its numbers themselves."""
+    path = Path(given)
+    if not path.is_file():
+        try:
+            found = json.loads(given if given.lstrip().startswith(("[", "{")) else f"[{given}]")
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--x: expected a file, or numbers such as 0.9 or 1,2,3; got {given!r}.") from error
+    elif path.suffix == ".npy":
         found = np.load(path, allow_pickle=False)
     else:
         try:
@@ -51,11 +56,11 @@ def read_point(path: Path, like: PyTree) -> PyTree:
             raise ValueError(f"{path}: expected a file *.npy, or JSON: {error}.") from error
         if isinstance(found, dict) and {"x", "certificate"} <= set(found):
             found = found["x"]
-    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, like))
-    numbers, size = _numbers(found, path), sum(leaf.size for leaf in leaves)
+    like = trees.map_arrays(np.asarray, like)
+    numbers, size = _numbers(found, path), trees.size(like)
     if numbers.size != size:
         raise ValueError(f"{path}: expected {trees.describe(like)} as in x0, {size} numbers, got {numbers.size}.")
-    return trees.unflatten(numbers, jax.tree.unflatten(structure, leaves))
+    return trees.unflatten(numbers, like)
 
 
 def _numbers(found: Any, path: Path) -> np.ndarray:

@@ -51,7 +51,8 @@ class Output:
 
     def say(self, message: str) -> None:
         """Print a line as it is, however long."""
-        self.show(Text(message, no_wrap=True, overflow="ignore"))
+        if not self.as_json:
+            self.console.print(Text(message), soft_wrap=True)
 
     def show(self, *parts: Any) -> None:
         """Print tables and lines, where people are the readers."""

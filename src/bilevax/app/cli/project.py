@@ -70,6 +70,13 @@ def bench(
     raise typer.Exit(subprocess.run([sys.executable, str(scripts[name]), *options], check=False).returncode)
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and end, where that is what was asked for."""
+    if wanted:
+        print(importlib.metadata.version("bilevax"))
+        raise typer.Exit
+
+
 def info(as_json: Json = False) -> None:
     """Tell versions, devices, what optional packages there are, and where compiled programs are kept.
 

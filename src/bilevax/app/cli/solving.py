@@ -15,6 +15,7 @@ from bilevax.app.cli.options import File, Json, MaxSteps, Report, Rtol, TimeLimi
 from bilevax.app.cli.output import Output, answer
 from bilevax.app.cli.tables import answers_table, certificate_table, solution_tables, verdict
 from bilevax.certificate.certificate import Certificate, certify
+from bilevax.driver.multistart import multistart
 from bilevax.driver.solve import solve
 from bilevax.model.problem import BilevelProblem
 
@@ -95,16 +96,48 @@ def solve_file(
     output.end(answer(solution), solution.success, page)
 
 
+def multistart_file(
+    file: File,
+    starts: Annotated[int, typer.Option(min=1, help="How many starts to draw from X.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    rtol: Rtol = 1e-6,
+    max_steps: MaxSteps = None,
+    time_limit: TimeLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Solve the problem of a Python file from many starts; the distinct answers, best first, each with its certificate.
+
+    The file defines `problem` and `x0`, and may define `starts`, an array of starts in place of those drawn.
+
+    - `bilevax multistart toy.py --starts 32`
+    """
+    with Output(as_json, file) as output:
+        names = load(file)
+        found = multistart(
+            names["problem"],
+            names.get("starts", starts),
+            seed,
+            y0=names.get("y0"),
+            solver=names.get("solver"),
+            rtol=rtol,
+            max_steps=max_steps,
+            time_limit=time_limit,
+        )
+        output.say(str(found))
+        output.show(*solution_tables(found.best, rtol))
+    answers = [answer(solution) for solution in found.solutions]
+    output.end({"answers": answers, "answer_of": found.answer_of}, found.best.success)
+
+
 def certify_file(
     file: File,
     point: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--x",
-            metavar="FILE.npy|json",
-            exists=True,
-            dir_okay=False,
-            help="The x to check: in the form of x0, or its numbers in one list, or what `solve --json` printed.",
+            metavar="FILE.npy|json|NUMBERS",
+            help="The x to check: a file in the form of x0, or with its numbers in one list, or what `solve --json` "
+            "printed; or the numbers themselves, 1,2,3.",
         ),
     ] = None,
     rtol: Rtol = 1e-6,
@@ -114,6 +147,7 @@ def certify_file(
 
     Without --x, the file's own `x` is checked, or else its `x0`.
 
+    - `bilevax certify toy.py --x 0.9`
     - `bilevax certify toy.py --x answer.json`
     - `bilevax certify toy.py --x point.npy --json`
     """

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bilevax._support.trees import summarise
+from bilevax._support.trees import summarise, without_dust
 from bilevax.app import report
 from bilevax.certificate.certificate import Certificate
 from bilevax.driver.solution import Solution
@@ -70,7 +70,8 @@ def columns_table(title: str, columns: Mapping[str, np.ndarray], limit: int) -> 
     count = len(next(iter(columns.values())))
     more = f"; {count - limit} more not shown, --rows {count} shows all" if count > limit else ""
     table = _table(*(name.replace("_", " ") for name in columns), title=f"{title}: {count}{more}")
-    for row in list(zip(*columns.values(), strict=True))[:limit]:
+    shown = [without_dust(column) if column.dtype.kind == "f" else column for column in columns.values()]
+    for row in list(zip(*shown, strict=True))[:limit]:
         table.add_row(*(Text(report.short(value, 4)) for value in row))
     return table
 
