@@ -193,6 +193,11 @@ class FlatProblem:
         with evaluation():
             return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
 
+    @property
+    def functions(self) -> tuple[Callable[[Level, PyTree], Callable[[Any, Any], Any]], PyTree]:
+        """F and g of flat vectors in the user's units, to be traced: ``function(level, numbers)``, and the numbers."""
+        return self._kernels.function, self._numbers
+
     def _user(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a point in the user's units."""
         return x * self.scales.x, y * self.scales.y
@@ -210,7 +215,8 @@ class FlatProblem:
 
     def hessian(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
-        return self._pattern(level, of, by).evaluate(self.products(level, of, by, x, y))
+        transposed = self.products(level, by, of, x, y)
+        return self._pattern(level, of, by).evaluate(self.products(level, of, by, x, y), transposed=transposed)
 
     def lower_derivatives(self, x: np.ndarray, y: np.ndarray, proven: bool = True) -> LowerDerivatives:
         """Return what `gradients` and `hessian` tell of g at (x, y): in one evaluation where g is quadratic.
@@ -230,7 +236,9 @@ class FlatProblem:
         return LowerDerivatives(
             gradient,
             of_y.evaluate(self.products("lower", "y", "y", x, y), (probes[0], images[0])),
-            of_x.evaluate(self.products("lower", "y", "x", x, y), (probes[1], images[1])),
+            of_x.evaluate(
+                self.products("lower", "y", "x", x, y), (probes[1], images[1]), self.products("lower", "x", "y", x, y)
+            ),
         )
 
     def upper_hessian(self, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:

@@ -24,6 +24,8 @@ class Kernels(NamedTuple):
 
     Attributes
     ----------
+    function
+        f or g for given numbers, not compiled: for programs that are built around them.
     value, gradients
         f or g; its value with its gradients in x and in y.
     products
@@ -34,6 +36,7 @@ class Kernels(NamedTuple):
         The second derivative in (x, y) together, of f and of ``f + adjoint' grad_y g``, times each direction.
     """
 
+    function: Callable[[Level, PyTree], Callable[[Any, Any], Any]]
     value: dict[Level, Callable]
     gradients: dict[Level, Callable]
     products: dict[tuple[Level, Variable, Variable], Callable]
@@ -77,7 +80,7 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
             gradient = jax.grad(function(level, numbers), argnums=0 if of == "x" else 1)
             along = (lambda v: gradient(v, y)) if by == "x" else (lambda v: gradient(x, v))
             point = x if by == "x" else y
-            return _map(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions)
+            return along_each(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions)
 
         return jax.jit(apply)
 
@@ -92,7 +95,7 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
             jax.grad(objective, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
         )
         point = jnp.concatenate([x, y])
-        return _map(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
+        return along_each(lambda direction: jax.jvp(gradient, (point,), (direction,))[1], directions)
 
     def upper_curvature(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
         return joint_products(function("upper", numbers), x, y, directions)
@@ -107,6 +110,7 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
     levels: tuple[Level, ...] = ("upper", "lower")
     variables: tuple[Variable, ...] = ("x", "y")
     return Kernels(
+        function=function,
         value={level: value(level) for level in levels},
         gradients={level: gradients(level) for level in levels},
         products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
@@ -116,8 +120,8 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
     )
 
 
-def _map(product: Callable[[Any], Any], directions: Any) -> Any:
-    """Apply to each direction, in batches: memory stays bounded where there are many."""
+def along_each(product: Callable[[Any], Any], directions: Any) -> Any:
+    """Apply a product to each direction, one a row, in batches: memory stays bounded where there are many."""
     return jax.lax.map(product, directions, batch_size=64)
 
 

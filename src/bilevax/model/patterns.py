@@ -16,6 +16,9 @@ from bilevax.model.operators import probe_columns
 DENSE_COLUMNS = 400
 
 
+Products = Callable[[np.ndarray], np.ndarray]
+
+
 class Pattern:
     """Sparsity of one second derivative: found by probing, then used to evaluate it with few products.
 
@@ -47,11 +50,24 @@ class Pattern:
         return self.random.standard_normal(self.shape[1])
 
     def evaluate(
-        self, products: Callable[[np.ndarray], np.ndarray], known: tuple[np.ndarray, np.ndarray] | None = None
+        self,
+        products: Products,
+        known: tuple[np.ndarray, np.ndarray] | None = None,
+        transposed: Products | None = None,
     ) -> sp.csc_matrix:
-        """Return the matrix; ``known`` is a random direction with its product, where that is at hand."""
+        """Return the matrix.
+
+        Parameters
+        ----------
+        products
+            Directions, one a row, to their products with the matrix.
+        known
+            A random direction with its product, where that is at hand.
+        transposed
+            The same as ``products`` for the transposed matrix: the shorter way to one with few rows and many columns.
+        """
         if self.dense and (self.last is None or (self.varies and known is None)):
-            self.last = probe_columns(products, self.shape, compile=False)
+            self.last = self._in_full(products, transposed)
             return self.last
         probe = self.probe() if known is None else known[0]
         expected = products(probe[None])[0] if known is None else known[1]
@@ -70,12 +86,17 @@ class Pattern:
             self.varies = True
         matrix = None if self.dense else self._compressed(products)
         if matrix is None or not right(matrix):
-            matrix = probe_columns(products, self.shape, compile=False)
+            matrix = self._in_full(products, transposed)
             self.dense = self.dense or matrix.nnz > 0.05 * self.shape[0] * self.shape[1]
             if not self.dense:
                 self._set(sp.csc_matrix(abs(matrix) + self.structure))
         self.last = matrix
         return matrix
+
+    def _in_full(self, products: Products, transposed: Products | None) -> sp.csc_matrix:
+        if transposed is None or self.shape[0] >= self.shape[1]:
+            return probe_columns(products, self.shape, compile=False)
+        return sp.csc_matrix(probe_columns(transposed, (self.shape[1], self.shape[0]), compile=False).T)
 
     def _set(self, structure: sp.csc_matrix) -> None:
         structure.data[:] = 1.0
@@ -100,8 +121,9 @@ class Learned(NamedTuple):
 def _color_columns(structure: sp.csc_matrix) -> np.ndarray:
     """Return a color for each column such that columns of one color share no row (greedy)."""
     conflicts = sp.csr_matrix(structure.T @ structure)
-    color = np.full(structure.shape[1], -1)
-    for column in range(structure.shape[1]):
+    color, crowded = np.full(structure.shape[1], -1), np.diff(conflicts.indptr) > 1
+    color[~crowded] = 0
+    for column in np.flatnonzero(crowded):
         taken = set(color[conflicts.indices[conflicts.indptr[column] : conflicts.indptr[column + 1]]])
         color[column] = next(c for c in range(len(taken) + 1) if c not in taken)
     return color

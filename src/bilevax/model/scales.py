@@ -133,18 +133,7 @@ class RowGroups:
         unit = matrix
         unit.data *= np.repeat(sign / self.length, entries)
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
-        shapes: dict[bytes, int] = {}
-        first = []
-        self.member = np.zeros(len(low), int)
-        for row in range(len(low)):
-            if row % 1000 == 0:
-                clock.check()
-            part = slice(unit.indptr[row], unit.indptr[row + 1])
-            key = unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()
-            if key not in shapes:
-                shapes[key] = len(first)
-                first.append(row)
-            self.member[row] = shapes[key]
+        first, self.member = _grouped(unit)
         self.matrix = unit[first]
         low, high = np.full(len(first), -np.inf), np.full(len(first), np.inf)
         np.maximum.at(low, self.member, sides[0])
@@ -153,6 +142,23 @@ class RowGroups:
         wide = np.isfinite(width) & (width > 0)
         self.width = np.where(wide, width, 0.0)
         self.bounds = np.where(wide, 0.0, low), np.where(wide, 0.0, high)
+
+
+def _grouped(unit: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row of each group of equal rows, and the group of each row."""
+    shapes: dict[bytes, int] = {}
+    entries = np.diff(unit.indptr)
+    name, alone = np.zeros(len(entries), int), entries == 1
+    name[alone] = unit.indices[unit.indptr[:-1][alone]]  # bounds, of which there may be many: all of length 1
+    for count, row in enumerate(np.flatnonzero(~alone)):
+        if count % 1000 == 0:
+            clock.check()
+        part = slice(unit.indptr[row], unit.indptr[row + 1])
+        key = unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()
+        name[row] = unit.shape[1] + shapes.setdefault(key, len(shapes))
+    _, first, member = np.unique(name, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # groups in the order in which they appear
+    return first[order], np.argsort(order)[member]
 
 
 class _Unknowns:

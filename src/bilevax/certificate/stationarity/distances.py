@@ -12,7 +12,12 @@ def distance_to_cone(gradient: np.ndarray, point: PointDerivatives) -> float:
     """Return the distance of ``-gradient`` from the normal cone of X."""
     if point.normals.shape[0] == 0:
         return float(np.linalg.norm(gradient))
-    n_x = len(gradient)
+    n_x, normals = len(gradient), point.normals
+    if np.all(np.diff(normals.indptr) == 1) and len(np.unique(normals.indices)) == normals.shape[0]:
+        # Bounds of different entries: their normals are orthogonal, and each takes what it can of the gradient.
+        push = -(normals @ gradient)
+        push = np.where(point.normal_free, push, np.maximum(push, 0.0))
+        return float(np.linalg.norm(gradient + normals.T @ push))
     equations = [(sp.hstack([sp.eye(n_x), -point.normals.T]), gradient)]
     nonnegative = np.flatnonzero(~point.normal_free) + n_x
     answer = least_norm(n_x, n_x + point.normals.shape[0], equations, nonnegative)

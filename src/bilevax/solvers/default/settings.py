@@ -66,10 +66,29 @@ class Smoothing:
     memory: int = 10  # pairs of the quasi-Newton method
     steps: int = 40  # of the quasi-Newton method in a stage
     fall: float = 0.05  # of the projected gradient, which ends a stage
+    worth: float = 1e-10  # relative decrease of a step; less ends a stage
     newton_steps: int = 25  # of Newton's method in a stage; a stage that needs them all is the last
     newton_fall: float = 0.01  # of the projected gradient, which ends a stage of Newton's method
     shrinks: int = 8  # of the trust region of one Newton step
     vague: int = 3  # evaluations in a line search that may spend all the work they are allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypergradient:
+    """Descent on Phi by its exact gradient, where Phi is likely to be smooth and its second derivatives are dear."""
+
+    fewest: int = 50  # entries of x from which on it is tried: below, the other phases are quick, and look farther
+    most_compiled: int = 400  # entries of y and constraints of the lower level in a compiled program
+    newton_steps: int = 80  # of the lower level, changes of its active constraints included
+    halvings: int = 40  # of a step of it
+    violated: float = 1e-12  # violation, relative, from which on a constraint becomes active
+    steps: int = 1000  # of the quasi-Newton method
+    arrived: float = 1e-3  # times rtol: a slope of Phi, relative, that ends it,
+    near: float = 0.1  # and one that is good enough where it ends for other reasons
+    patience: int = 20  # steps that together have to gain something:
+    rounding: float = 1e-14  # of Phi, relative, where it is smooth,
+    worth: float = 1e-8  # and where there may be kinks, between which steps become short
+    farthest: float = 1e8  # times the size of x: beyond, Phi is taken to fall without end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +174,7 @@ SIZES = Sizes()
 CENTRAL = Central()
 ALGEBRA = Algebra()
 SMOOTHING = Smoothing()
+HYPERGRADIENT = Hypergradient()
 EXACT = Exact()
 RESTORATION = Restoration()
 RELAXATION = Relaxation()

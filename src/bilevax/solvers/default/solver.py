@@ -1,11 +1,12 @@
 """`Default`: the method behind ``solve(problem, x0)``, in the order in which one would explain it.
 
 1. *Start*: project x0 onto X; where the lower level is infeasible there, move to the nearest x where it is not.
-2. *High-point relaxation*: minimise f over x and y together, the lower level's rows kept, its optimality dropped. If y
+2. *Hypergradient descent*: with many x, descend on Phi by its exact gradient; where no kink is met, that is all.
+3. *High-point relaxation*: minimise f over x and y together, the lower level's rows kept, its optimality dropped. If y
    is optimal for the lower level there, x is a global minimiser (f convex).
-3. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
-4. *Exact descent*: from there, from the high-point relaxation and from the start, descend on the exact pieces of Phi.
-5. Return the best. The certificate, which shares none of this code, is the driver's business.
+4. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
+5. *Exact descent*: from there, from the high-point relaxation and from the start, descend on the exact pieces of Phi.
+6. Return the best. The certificate, which shares none of this code, is the driver's business.
 
 The linear algebra is dense or sparse (`direct`), or there is none at all (`sweeping`).
 """
@@ -21,6 +22,8 @@ from bilevax._support.threads import blas_threads
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
 from bilevax.solvers.default.direct import densely, sparsely
+from bilevax.solvers.default.hypergradient.choice import phi_of
+from bilevax.solvers.default.hypergradient.descent import hypergradient_descent
 from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SIZES
@@ -93,6 +96,16 @@ class Default(HostSolver):
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
         direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(size):
+            phi = phi_of(flat) if direct else None
+            if phi is not None:
+                descent = hypergradient_descent(phi, upper, x, y, rtol)
+                reached = yield from diary.phase("hypergradient descent", descent)
+                if reached is not None and reached.final:
+                    answer = Snapshot(reached.x, reached.y, "answer", reached.value, final=True)
+                    yield answer._replace(converged=reached.converged)
+                    return
+                if reached is not None:
+                    x, y = reached.x, reached.y
             if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
                 yield from sparsely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary)
             elif direct and dense:

@@ -45,7 +45,7 @@ from bilevax.solvers.default.first_order.sweeps import (
     sweep_until_accurate,
 )
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.smoothing.stages import SmoothPoint
+from bilevax.solvers.default.quasi_newton import SmoothPoint
 from bilevax.solvers.diary import Learning
 
 

@@ -1,8 +1,11 @@
-"""X on flat vectors: projection, and the normals of its face at a point."""
+"""X on flat vectors: projection, and its face at a point."""
+
+from collections.abc import Callable
 
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.division import positive
 from bilevax.model.sets import SetRows
 from bilevax.solvers.default.programs.quadratic import solve_qp
 
@@ -29,21 +32,41 @@ class UpperSet:
         nearest = solve_qp(sp.eye(len(x), format="csr"), -x, rows.matrix, rows.lower, rows.upper, rows.balls)
         return x if nearest is None else nearest
 
-    def normals(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """Return an orthonormal basis of the active rows that ``-gradient`` would violate: normals of the face."""
+    def face(self, x: np.ndarray, gradient: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the projection of directions onto the face of X at x that ``-gradient`` does not leave."""
         near = 1e-9 * (1 + np.abs(x).max(initial=0.0))
-        image = self.rows.matrix @ x
-        at_upper, at_lower = image >= self.rows.upper - near, image <= self.rows.lower + near
-        pushes = self.rows.matrix @ -gradient
-        binding = (at_upper & at_lower) | (at_upper & (pushes > 0)) | (at_lower & (pushes < 0))
-        normals = self.rows.matrix[binding].toarray() if binding.any() else np.zeros((0, len(x)))
+        at_upper, at_lower = self._touched(x, near)
+        if self.is_box:
+            fixed = (at_upper & at_lower) | (at_upper & (gradient < 0)) | (at_lower & (gradient > 0))
+            return lambda v: np.where(fixed, 0.0, v)
+        # Where rows meet, the sign of the gradient alone does not tell which of them holds x: a short step does.
+        short = 1e-4 * (1 + np.abs(x).max(initial=0.0)) / positive(np.abs(gradient).max(initial=0.0))
+        end = self.project(x - short * gradient)
+        still_upper, still_lower = self._touched(end, near)
+        binding = (at_upper & still_upper) | (at_lower & still_lower)
+        single = np.diff(self.rows.matrix.indptr) == 1
+        fixed = np.zeros(len(x), bool)
+        fixed[self.rows.matrix[binding & single].indices] = True
+        normals = self.rows.matrix[binding & ~single].toarray()
         for ball in self.rows.balls:
-            offset = x[ball.index] - ball.center
-            if np.linalg.norm(offset) >= ball.radius - near and offset @ -gradient[ball.index] > 0:
+            offset, there = (point[ball.index] - ball.center for point in (x, end))
+            if min(np.linalg.norm(offset), np.linalg.norm(there)) >= ball.radius - near:
                 row = np.zeros((1, len(x)))
                 row[0, ball.index] = offset
                 normals = np.vstack([normals, row])
-        if len(normals) == 0:
-            return normals
+        normals[:, fixed] = 0.0
         _, singular, right = np.linalg.svd(normals, full_matrices=False)
-        return right[singular > 1e-10 * singular.max()]
+        basis = right[singular > 1e-10 * singular.max(initial=0.0)]
+
+        def inside(v: np.ndarray) -> np.ndarray:
+            free = np.where(fixed, 0.0, v)
+            return free - basis.T @ (basis @ free)
+
+        return inside
+
+    def _touched(self, x: np.ndarray, near: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return which upper and which lower sides x lies on: those of all x in a box, of the rows else."""
+        if self.is_box:
+            return x >= self.upper - near, x <= self.lower + near
+        image = self.rows.matrix @ x
+        return image >= self.rows.upper - near, image <= self.rows.lower + near

@@ -18,8 +18,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.solvers.default.lower.central import CentralLower, CentralPoint
+from bilevax.solvers.default.quasi_newton import SmoothPoint
 from bilevax.solvers.default.settings import SMOOTHING
-from bilevax.solvers.default.smoothing.stages import SmoothPoint
 from bilevax.solvers.diary import Learning
 
 

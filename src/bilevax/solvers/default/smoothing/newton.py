@@ -9,9 +9,9 @@ from bilevax.solvers.default.programs.cholesky import factorise, solve_factored
 from bilevax.solvers.default.programs.convexify import convex_model
 from bilevax.solvers.default.programs.quadratic import solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
+from bilevax.solvers.default.quasi_newton import SmoothPoint
 from bilevax.solvers.default.settings import PROGRAMS, SMOOTHING
 from bilevax.solvers.default.smoothing.central_path import CentralPath
-from bilevax.solvers.default.smoothing.stages import SmoothPoint
 
 
 def newton_descent(oracle: CentralPath, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:

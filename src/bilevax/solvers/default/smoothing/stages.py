@@ -10,40 +10,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from bilevax._support.division import positive
 from bilevax.solvers.default.programs.upper_set import UpperSet
+from bilevax.solvers.default.quasi_newton import Objective, SmoothPoint, quasi_newton, slope
 from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.diary import Diary
 
 
-@dataclasses.dataclass(frozen=True)
-class SmoothPoint:
-    """The smoothed objective at x with its gradient.
-
-    ``multiplier`` are those of the rows, ``error`` estimates how far the gradient is from exact, and ``accurate`` tells
-    whether that is near enough to judge a step by; ``state`` lets the oracle that made the point go on from it.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    multiplier: np.ndarray
-    value: float
-    gradient: np.ndarray
-    smoothing: Any
-    state: Any = None
-    error: float = 0.0
-    accurate: bool = True
-
-
-class Oracle(Protocol):
+class Oracle(Objective, Protocol):
     """A smoothed objective; its ``smoothing`` is any dataclass with a field ``kappa``, the price of infeasibility."""
 
     def begin(self) -> SmoothPoint | None:
         """Return the first point, at no price yet."""
-        ...
-
-    def evaluate(self, x: np.ndarray, smoothing: Any, warm: SmoothPoint) -> SmoothPoint | None:
-        """Return the point at x, started from a near one; None where it cannot be computed."""
         ...
 
     def price(self, point: SmoothPoint) -> float:
@@ -56,14 +33,6 @@ class Oracle(Protocol):
 
     def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Any]:
         """Return where the next stage starts and its smoothing, given the last point and its tightened twin."""
-        ...
-
-    def refit(self, point: SmoothPoint) -> SmoothPoint | None:
-        """Return the point with its smoothing brought back to the stage's own size, or None where it fits."""
-        ...
-
-    def refine(self, point: SmoothPoint) -> SmoothPoint:
-        """Return the point more accurately, after steps from it failed."""
         ...
 
 
@@ -138,92 +107,8 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
     return Stage(point, *oracle.advance(point, stiff), ended=True, steps=steps)
 
 
-class History:
-    """Limited-memory BFGS pairs."""
-
-    def __init__(self, memory: int = SMOOTHING.memory):
-        self.memory = memory
-        self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def add(self, step: np.ndarray, change: np.ndarray) -> None:
-        """Remember a step and the change of the gradient along it, if it has positive curvature."""
-        if step @ change > 1e-10 * np.linalg.norm(step) * np.linalg.norm(change):
-            self.pairs = [*self.pairs[1 - self.memory :], (step, change)]
-
-    def direction(self, gradient: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return the quasi-Newton direction within the face orthogonal to ``normals``."""
-        inside = lambda v: v - normals.T @ (normals @ v)
-        pairs = [(inside(step), inside(change)) for step, change in self.pairs]
-        pairs = [(s, c) for s, c in pairs if s @ c > 1e-14 * np.linalg.norm(s) * np.linalg.norm(c) + 1e-300]
-        q = inside(gradient)
-        weights = []
-        for step, change in reversed(pairs):
-            weights.append(step @ q / (step @ change))
-            q = q - weights[-1] * change
-        if pairs:
-            step, change = pairs[-1]
-            q = q * (step @ change) / (change @ change)
-        for (step, change), weight in zip(pairs, reversed(weights), strict=True):
-            q = q + (weight - change @ q / (step @ change)) * step
-        return -inside(q)
-
-
-def smooth_descent(
-    oracle: Oracle, upper: UpperSet, point: SmoothPoint, iterations: int = SMOOTHING.steps
-) -> Iterator[SmoothPoint]:
+def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen twentyfold."""
-    history, values = History(), [point.value]
-    measure = lambda p: np.linalg.norm(upper.project(p.x - p.gradient) - p.x)
-    target = SMOOTHING.fall * max(measure(point), 1e-6 * (1 + np.linalg.norm(point.gradient)))
-    for _ in range(SMOOTHING.steps):
-        if measure(point) <= target:
-            return
-        normals = upper.normals(point.x, point.gradient)
-        inside = point.gradient - normals.T @ (normals @ point.gradient)
-        radius = max(0.1 * np.sqrt(len(point.x)), np.linalg.norm(point.x))
-        direction = history.direction(point.gradient, normals)
-        if not history.pairs or direction @ inside > -1e-8 * np.linalg.norm(direction) * np.linalg.norm(inside):
-            history.pairs.clear()
-            direction = -inside * 0.1 * radius / positive(np.linalg.norm(inside))
-        direction = direction * min(1.0, radius / positive(np.linalg.norm(direction)))
-        found = _search(oracle, upper, point, direction, max(values[-5:]))
-        if found is None:
-            if not history.pairs:
-                return
-            history.pairs.clear()
-            point = oracle.refine(point)
-            continue
-        history.add(found.x - point.x, found.gradient - point.gradient)
-        stuck = point.value - found.value <= 1e-10 * (1 + abs(point.value)) and len(values) > 5
-        point = found
-        values.append(point.value)
-        yield point
-        if stuck:
-            return
-        refitted = oracle.refit(point)
-        if refitted is not None:
-            point, values = refitted, [refitted.value]
-
-
-def _search(
-    oracle: Oracle, upper: UpperSet, point: SmoothPoint, direction: np.ndarray, reference: float
-) -> SmoothPoint | None:
-    """Backtrack along the projected direction until the value falls enough."""
-    length, vague = 1.0, 0
-    for _ in range(15):
-        x = upper.project(point.x + length * direction)
-        trial = oracle.evaluate(x, point.smoothing, point)
-        vague += trial is not None and not trial.accurate
-        if vague > SMOOTHING.vague:
-            return None  # each of them has spent all the work it was allowed
-        decrease = float(point.gradient @ (x - point.x))
-        if trial is not None and trial.accurate:
-            # What an inexact gradient leaves open must not stop a step, nor excuse one that goes uphill.
-            doubt = min(trial.error * float(np.linalg.norm(x - point.x)), 0.3 * abs(decrease))
-            if trial.value <= reference + 1e-4 * decrease + 1e-12 * abs(reference) + doubt:
-                return trial
-            curvature = trial.value - point.value - decrease
-        else:
-            curvature = np.inf
-        length *= np.clip(-decrease / (2 * curvature), 0.1, 0.5) if 0 < curvature < np.inf else 0.25
-    return None
+    target = SMOOTHING.fall * max(slope(upper, point), 1e-6 * (1 + float(np.linalg.norm(point.gradient))))
+    arrived = lambda p: slope(upper, p) <= target
+    yield from quasi_newton(oracle, upper, point, arrived, SMOOTHING.steps, SMOOTHING.worth)
