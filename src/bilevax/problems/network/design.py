@@ -5,19 +5,20 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import jax.numpy as jnp
 import numpy as np
-import scipy.sparse as sp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
-from bilevax.model.coupling import LinearCoupling
+from bilevax.driver.multistart import multistart
+from bilevax.driver.solution import Solution
+from bilevax.driver.solve import solve
 from bilevax.model.problem import BilevelProblem
-from bilevax.model.sets import Box, NonNegative, Product
-from bilevax.problems.network import json_file, networkx_graph
+from bilevax.problems.network import json_file, marginal, networkx_graph
 from bilevax.problems.network.arrays import Nodes, plain_names, spread
 from bilevax.problems.network.data import Network
+from bilevax.problems.network.prices import Priced
+from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.roads import Rates, derive
-from bilevax.problems.network.rows import Conservation, Load
+from bilevax.problems.network.solving import check_starts, in_float64
 
 
 class NetworkDesign(Network):
@@ -222,25 +223,7 @@ class NetworkDesign(Network):
         """
         if not 0 < minimal_share < 0.5:
             raise ValueError(f"minimal_share: expected a number between 0 and 0.5, got {minimal_share}.")
-        link, pair = self.flows
-        links, pairs = len(self.tail), len(self.origin)
-        conservation = Conservation(self.tail[link], self.head[link], pair, self.origin, len(self.nodes))
-        load = Load(self.demand[pair], link, links, pairs)
-        return BilevelProblem(
-            upper=_loss,
-            lower=_travel,
-            coupling=[
-                LinearCoupling(A=conservation, lower=0.0, upper=0.0),
-                LinearCoupling(A=load, B=-sp.eye(links), upper=0.0),
-            ],
-            x_set=NonNegative() if self.existing is None else Box(self.existing, np.inf),
-            y_set=Product({"flow": Box(0.0, 1.0), "share": Box(minimal_share, 1 - minimal_share)}),
-            data={
-                "flow_time": self.demand[pair] * self.time[link],
-                **{name: getattr(self, name) for name in ("cost", "demand", "outside", "revenue")},
-            },
-            y_like={"flow": np.zeros(len(link)), "share": np.zeros(pairs)},
-        )
+        return whole(self).problem(minimal_share)
 
     def start(self) -> np.ndarray:
         """Return capacities to start from: those the network came with, or what its travellers would fill.
@@ -252,6 +235,84 @@ class NetworkDesign(Network):
             return self.capacities
         load = self._ample_load
         return np.maximum(np.maximum(load, 0.1 * load.mean()), 0.0 if self.existing is None else self.existing)
+
+    def solve(
+        self,
+        x0: Any = None,
+        *,
+        starts: int = 1,
+        time_limit: float | None = None,
+        progress: bool | None = None,
+        rtol: float = 1e-6,
+        key: int = 0,
+    ) -> Solution:
+        """Return the best design that is found, certified, without a floor under the shares.
+
+        Links that are not built have a capacity of exactly 0, and pairs that no built route joins a share of exactly 0.
+        ``success`` is true only if the design is stationary on its built links, by the certificate of the network
+        pruned to them, and no unbuilt link, pair of links or route that was priced would pay; `marginal_values` tells
+        what each unbuilt link is worth. ``value`` is minus the utility, as for `problem`.
+
+        Where capacities exist already, or ways are restricted by ``detour``, this is `bilevax.solve` of `problem`.
+
+        Parameters
+        ----------
+        x0
+            Capacities; the first start begins with the links that have any. Random prices when absent.
+        starts
+            Searches with different links open; the best design is judged, and the next ones as long as none is proven.
+        time_limit
+            Seconds of the search. Certificate and prices take at most a tenth of that more, a second at least.
+        progress
+            Whether to show a live line, on standard error; by default only where that is a terminal.
+        rtol
+            The certificate's stationarity has to be at most this.
+        key
+            Seed of the starts.
+
+        Returns
+        -------
+        Solution
+            For the whole network: ``y``, ``multipliers`` and ``certificate`` are those of the pruned one, extended by
+            zeros. ``stats`` holds the number of ``built`` links and ``served`` pairs, ``best_unbuilt``, the largest
+            marginal value of what is not built, and how much was ``priced``.
+        """
+        check_starts(starts, x0, len(self.tail))
+        if self.detour is not None or (self.existing is not None and np.any(self.existing > 0)):
+            return self._solved_as_a_whole(x0, starts, time_limit, progress, rtol, key)
+        return in_float64(self, x0, starts, time_limit, progress, rtol, key)
+
+    def _solved_as_a_whole(
+        self, x0: Any, starts: int, time_limit: float | None, progress: bool | None, rtol: float, key: int
+    ) -> Solution:
+        """Return the answer of `bilevax.solve`, or the best of `bilevax.multistart`, for the problem as it stands."""
+        first = self.start() if x0 is None else np.asarray(x0, np.float64)
+        if starts == 1:
+            return solve(self.problem(), first, time_limit=time_limit, progress=progress, rtol=rtol)
+        least = 0.0 if self.existing is None else self.existing
+        factors = np.random.default_rng(key).uniform(0.0, 2.0, (starts - 1, len(first)))
+        points = np.vstack([first, np.maximum(least, factors * first)])
+        return multistart(self.problem(), points, time_limit=time_limit, rtol=rtol).best
+
+    def marginal_values(self, solution: Any) -> dict[str, np.ndarray]:
+        """Return what a unit of each unbuilt link's capacity is worth next to a design, as columns.
+
+        ``value`` is the change of the utility per unit of capacity, to first order, with the built links widened as the
+        link's travellers need; ``test`` says who would use it: "new travellers" that no built route serves, somebody
+        who takes an "other route" now, or "nobody". Where no value is positive, no single link pays. The design has to
+        be stationary on its built links. ``solution`` is that of `solve`; ``pandas.DataFrame`` and ``polars.DataFrame``
+        take the result.
+        """
+        x, price = np.asarray(solution.x), np.asarray(solution.multipliers[1])
+        priced = Priced(self, np.where(x > 0, np.maximum(price, 0.0), np.inf))
+        values = marginal.of_links(priced)
+        links = np.array([one.links[0] for one in values], int)
+        return {
+            "from": self._labels(self.tail[links]),
+            "to": self._labels(self.head[links]),
+            "value": np.array([one.value for one in values]),
+            "test": np.array([one.test for one in values], dtype=object).astype(str),
+        }
 
     def utility(self, x: Any, y: PyTree) -> float:
         """Return what the shares earn minus what the capacities cost."""
@@ -283,7 +344,7 @@ class NetworkDesign(Network):
             "destination": self._labels(self.destination),
             "demand": self.demand,
             "share": share,
-            "travel_time": time / share,
+            "travel_time": np.divide(time, share, out=np.full_like(time, np.nan), where=share > 0),
             "outside_time": self.outside,
         }
 
@@ -292,13 +353,3 @@ class NetworkDesign(Network):
         labels = np.empty(len(self.nodes), object)
         labels[:] = self.nodes
         return (np.array(self.nodes) if plain else labels)[positions]
-
-
-def _loss(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
-    return data["cost"] @ x - data["revenue"] @ y["share"]
-
-
-def _travel(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
-    share, rest = y["share"], 1 - y["share"]
-    choice = data["outside"] * rest + share * (jnp.log(share) - 1) + rest * (jnp.log(rest) - 1)
-    return data["flow_time"] @ y["flow"] + data["demand"] @ choice

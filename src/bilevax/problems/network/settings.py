@@ -1,0 +1,119 @@
+"""The numbers that steer the search for a network's design; what decides about success is in ``PRICING``."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+    """How prices are searched."""
+
+    # Lengths that differ by this, relative, are equal.
+    tie: float = 1e-12
+    # Prices at which the largest share is below this are not looked at.
+    least_share: float = 1e-5
+    # Prices of one link that are looked at besides those where a pair changes its way, and the most of the latter.
+    grid: int = 24
+    corners: int = 300
+    # Rounds of refinement around the best price, and prices in each, unless it loses more than this, relative.
+    worth_refining: float = 0.01
+    refinements: int = 3
+    refined: int = 9
+    # A price is changed for a gain above this, relative to 1 + the utility, and sweeps end below the second.
+    least_gain: float = 1e-10
+    sweep_gain: float = 1e-6
+    # A link is closed where that loses less than this, relative to 1 + the utility.
+    negligible: float = 1e-7
+    # Sweeps over all links: from a start, and after a kick.
+    sweeps: int = 30
+    sweeps_after_kick: int = 6
+    # The mean of random prices, and the part of the links that is open in a random start.
+    typical_price: float = 1.5
+    open_part: float = 0.4
+    # Of a kick: the largest part of the links, but so many at least, and the part of those that is closed.
+    kicked_part: float = 0.5
+    fewest_kicked: int = 3
+    closed_part: float = 0.3
+    # Kicks in a row without a gain, after which a search ends: half as many as links, within these two.
+    patience: int = 25
+    fewest_kicks: int = 5
+    # After a kick, prices are improved together where the utility is at most this much below the best, relative.
+    worth_following: float = 0.1
+    # Rounds of improving prices together and one by one.
+    rounds: int = 10
+
+
+SEARCH = SearchSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class JointSettings:
+    """How all prices are improved together."""
+
+    # Steps, and programs in each, as further routes are met.
+    steps: int = 60
+    rounds: int = 30
+    # The trust region: its first and its least radius, how it grows and shrinks, and the part of what a program
+    # promised that must be gained.
+    radius: float = 1.0
+    least_radius: float = 1e-9
+    growth: float = 2.0
+    shrinking: float = 0.25
+    enough: float = 0.1
+    # Steps end where less is promised, relative to 1 + the utility.
+    least_gain: float = 1e-14
+    # Routes that are shorter by this, relative, count as shorter.
+    tie: float = 1e-11
+    # Accuracy of the programs, and what is added to the diagonal of their curvature.
+    accuracy: float = 1e-11
+    proximity: float = 1e-9
+    # Prices up to which the exact curvature is looked at.
+    most_factorised: int = 400
+
+
+JOINT = JointSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class PruningSettings:
+    """What is left out of the problem of a design."""
+
+    # A flow is left out where the way takes this much longer than the pair's routes with their prices.
+    margin: float = 0.1
+    # Shares stay this far from 0 and 1 in exact lower levels, which is less than any share that counts.
+    guard: float = 1e-12
+
+
+PRUNING = PruningSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class PricingSettings:
+    """When an unbuilt link or route pays. This decides about success."""
+
+    # Lengths that differ by this, relative, are equal.
+    tie: float = 1e-9
+    # A link pays where a unit of it is worth more than this part of a typical cost.
+    pays: float = 1e-6
+    # Prices of a second link that are looked at.
+    most_prices: int = 20
+    # Unbuilt links up to which all pairs of them are looked at.
+    most_pairs: int = 200
+
+
+PRICING = PricingSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class SolvingSettings:
+    """How designs are judged."""
+
+    # The best so many designs of the starts are judged, until one is proven.
+    most_judged: int = 5
+    # Rounds of going on where something pays or a better point was found, each for a gain above this, relative.
+    rounds: int = 8
+    gain: float = 1e-9
+    # A share this near to 0 or 1 makes a certificate incomplete, for the guard might bind.
+    least_share: float = 1e-10
+
+
+SOLVING = SolvingSettings()
