@@ -93,7 +93,8 @@ class Network:
     @functools.cached_property
     def flows(self) -> tuple[np.ndarray, np.ndarray]:
         """The link and the pair of each entry of ``y["flow"]``, in order; one entry for each usable combination."""
-        link, pair = np.nonzero(self._graph.usable(self.origin, self.destination, self.detour).T)
+        longest = None if self.detour is None else self.detour * self.shortest_times
+        link, pair = np.nonzero(self._graph.usable(self.origin, self.destination, longest).T)
         return link, pair
 
     @functools.cached_property

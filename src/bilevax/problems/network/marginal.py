@@ -112,7 +112,7 @@ def _prices_to_try(priced: Priced, opened: Priced, other: int, scarce: int) -> n
     least = opened.prices[other]
     before, after = priced.over(scarce)[0], opened.over(scarce)[0]
     both = np.isfinite(before) & (before > after)
-    return np.unique(np.concatenate([[least], least + (before - after)[both]]))[: PRICING.most_prices]
+    return np.unique(np.concatenate([[least], least + before[both] - after[both]]))[: PRICING.most_prices]
 
 
 def opened_for(priced: Priced, links: list[int]) -> Priced | None:
@@ -128,7 +128,8 @@ def opened_for(priced: Priced, links: list[int]) -> Priced | None:
         return opened
     for link in links:
         length = priced.over(link)[0]
-        saved = (priced.length - length)[np.isfinite(length)]
+        reached = np.isfinite(length)
+        saved = priced.length[reached] - length[reached]
         priced = priced.at(link, max(0.0, float(saved.max(initial=0.0))))
     return priced
 

@@ -116,24 +116,14 @@ def pruned(network: Network, links: np.ndarray, length: np.ndarray | None = None
         such flows are left out.
     """
     assert network.passable is not None
+    assert network.detour is None
     graph = Graph(len(network.nodes), network.tail[links], network.head[links], network.time[links], network.passable)
     pairs = np.flatnonzero(np.isfinite(graph.times(network.origin, network.destination)))
     origin, destination = network.origin[pairs], network.destination[pairs]
-    usable = graph.usable(origin, destination)
-    if network.detour is not None:
-        usable &= _allowed(network)[np.ix_(pairs, links)]
-    if length is not None:
-        usable &= graph.times_over_links(origin, destination) <= (length[pairs] + PRUNING.margin)[:, None]
+    longest = None if length is None else length[pairs] + PRUNING.margin
+    usable = graph.usable(origin, destination, longest)
     link, pair = np.nonzero(usable.T)
     return Restriction(network, links, pairs, link, pair)
-
-
-def _allowed(network: Network) -> np.ndarray:
-    """Return which links each pair may use in the whole network, as pairs by links."""
-    link, pair = network.flows
-    allowed = np.zeros((len(network.origin), len(network.tail)), bool)
-    allowed[pair, link] = True
-    return allowed
 
 
 def _placed(values: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:

@@ -60,21 +60,20 @@ class Graph:
             routes.append(route)
         return routes
 
-    def usable(self, origin: np.ndarray, destination: np.ndarray, detour: float | None = None) -> np.ndarray:
+    def usable(self, origin: np.ndarray, destination: np.ndarray, longest: np.ndarray | None = None) -> np.ndarray:
         """Return which links a pair can use at all, as an array of pairs by links.
 
         A link is of use if some walk over it leaves the origin once, enters the destination once and passes only nodes
-        that may be passed. With ``detour``, the shortest walk over the link may in addition take no longer than that
-        factor times the pair's shortest time.
+        that may be passed. With ``longest``, one number a pair, the shortest walk over each of its links may in
+        addition take no longer than that.
         """
         tail, head, passable = self.tail, self.head, self.passable
         origins, destinations = origin[:, None], destination[:, None]
         allowed = (head != origins) & (tail != destinations) & (tail != head)
         allowed &= (passable[tail] | (tail == origins)) & (passable[head] | (head == destinations))
-        if detour is not None:
-            limit = detour * self.times(origin, destination)[:, None]
+        if longest is not None:
             # Sums of the same numbers in another order differ by rounding.
-            allowed &= self.times_over_links(origin, destination) <= limit * (1 + 1e-12)
+            allowed &= self.times_over_links(origin, destination) <= longest[:, None] * (1 + 1e-12)
         forward = _reached(allowed, tail, head, origin, self.nodes)
         backward = _reached(allowed, head, tail, destination, self.nodes)
         return allowed & forward[:, tail] & backward[:, head]

@@ -114,6 +114,8 @@ class SolvingSettings:
     gain: float = 1e-9
     # A share this near to 0 or 1 makes a certificate incomplete, for the guard might bind.
     least_share: float = 1e-10
+    # Lengths and prices that differ by this, relative, are the same.
+    same_length: float = 1e-6
 
 
 SOLVING = SolvingSettings()

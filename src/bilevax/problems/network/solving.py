@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import logit
 
 from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax._support.precision import float64
@@ -166,16 +167,26 @@ def _judge(priced: Priced) -> Judged:
             if min(share.min(), 1 - share.max()) <= SOLVING.least_share:  # the guard might bind
                 certificate = dataclasses.replace(certificate, complete=False)
     judged = Judged(priced, part, certificate, None, None)
-    examined = in_time(lambda: _priced_out(priced))
-    return judged if examined is None else judged._replace(best=examined[0], examined=examined[1])
+    found = in_time(lambda: _priced_out(judged)) if certificate.proves_value else None
+    return judged if found is None else judged._replace(best=found[0], examined=found[1])
 
 
-def _priced_out(priced: Priced) -> tuple[Marginal | None, dict[str, int]]:
-    """Return the unbuilt link or route that is worth most, and how many there were."""
-    priced = priced.under(np.where(priced.load > 0, priced.prices, np.inf))
-    single = marginal.of_links(priced)
-    pairs = list(marginal.pairs_of_links(priced)) if len(single) <= PRICING.most_pairs else []
-    routes = [marginal.of_route(priced, links) for links in marginal.candidate_routes(priced)]
+def _priced_out(judged: Judged) -> tuple[Marginal | None, dict[str, int]] | None:
+    """Return the unbuilt link or route that is worth most, and how many there were; None where prices are in doubt.
+
+    The prices are those of the exact lower level; where they are not unique, those of the search count as well.
+    """
+    exact, found = _prices_of(judged.part, judged.certificate), judged.priced
+    pairs, share = judged.part.pairs, np.asarray(judged.certificate.y["share"])
+    length = judged.priced.network.outside[pairs] - logit(share)
+    if np.any(np.abs(exact.length[pairs] - length) > SOLVING.same_length * (1 + np.abs(length))):
+        return None
+    same = np.abs(exact.prices[judged.part.links] - found.prices[judged.part.links]) <= SOLVING.same_length
+    single, pairs, routes = [], [], []
+    for priced in (exact,) if same.all() else (exact, found.under(np.where(found.load > 0, found.prices, np.inf))):
+        single += marginal.of_links(priced)
+        pairs += marginal.pairs_of_links(priced) if np.isinf(priced.prices).sum() <= PRICING.most_pairs else []
+        routes += [marginal.of_route(priced, links) for links in marginal.candidate_routes(priced)]
     known = [one for one in (*single, *pairs, *routes) if one is not None]
     counts = {"links": len(single), "pairs of links": len(pairs), "routes": len(routes)}
     return max(known, key=lambda one: one.value, default=None), counts
@@ -247,7 +258,7 @@ def _reason(judged: Judged, rtol: float) -> str:
         return ""
     objection = judged.certificate.objection(rtol)
     if objection is None and judged.examined is None:
-        objection = "there was no time to price the unbuilt links"
+        objection = "there was no time to price the unbuilt links, or the lower level's prices are in doubt"
     if objection is None:
         objection = "an unbuilt link or route pays"
     return f" Not confirmed: {objection}."
