@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    judge = _judge()
+    judge = load_judge()
     columns = ("problem", "bilevax", "value", "pympcc", "value_mpcc", "best", "ms", "ms_mpcc", "ratio")
     report = Report(columns, arguments.json)
     for record in judge.records():
@@ -104,7 +104,7 @@ def _rows(below: tuple[np.ndarray, np.ndarray], equal: tuple[np.ndarray, np.ndar
     return Rows(np.vstack([below[0], equal[0]]), lower, np.concatenate([below[1], equal[1]]))
 
 
-def _judge() -> ModuleType:
+def load_judge() -> ModuleType:
     """Return judge.py, which lies beside the problems and shares nothing with bilevax."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "problems"
     path = Path(os.environ.get("BILEVAX_PROBLEMS", beside)) / "judge.py"

@@ -25,9 +25,10 @@ class LowerConvexity(NamedTuple):
 
 def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerConvexity:
     """Return whether g(x, .) is convex on the feasible set, and how that is known."""
-    facts, tangent = flat.properties("lower"), _tangent(flat)
+    facts = flat.properties("lower")
     if facts.convexity == "proven":
         return LowerConvexity("proven")
+    tangent = _tangent(flat)
     if facts.quadratic and (tangent is not None or facts.convexity == "unknown"):
         # At this x the Hessian is the same for all y; only directions along the equality rows count.
         hessian = flat.hessian("lower", "y", "y", x, y)

@@ -101,7 +101,8 @@ def _look_at_each(flat: FlatProblem, steps: Iterable[Snapshot], seen: _Seen, wat
                     numbers["best"] = seen.best.value
                 if last.sweeps is not None:
                     numbers["sweeps"] = last.sweeps
-                if watch.look(seen.count - 1, flat.x_tree(last.x), flat.y_tree(last.y), numbers):
+                point = (None, None) if watch.callback is None else (flat.x_tree(last.x), flat.y_tree(last.y))
+                if watch.look(seen.count - 1, *point, numbers):
                     break
     except KeyboardInterrupt:
         watch.ended = Status.INTERRUPTED

@@ -10,6 +10,7 @@ import scipy.sparse.linalg as spl
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
+from bilevax.model.compressed_rows import on_top, row_largest, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 
 
@@ -85,11 +86,10 @@ class UnitRows:
 def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRows:
     """Return all lower-level rows at (x, y*(x))."""
     rows, simple = flat.rows, flat.y_rows
-    a = sp.vstack([rows.A, simple.matrix], format="csr")
-    b = sp.vstack([rows.B, sp.csr_matrix((simple.matrix.shape[0], flat.n_x))], format="csr")
-    norms = np.sqrt(np.asarray(a.multiply(a).sum(axis=1) + b.multiply(b).sum(axis=1)).ravel())
+    a, b = flat.rows_in_y, on_top([rows.B, sp.csr_matrix((simple.matrix.shape[0], flat.n_x))])
+    norms = np.sqrt(row_squares(a) + row_squares(b))
     norms = np.where(norms > 0, norms, 1.0)
-    a, b = sp.csr_matrix(sp.diags(1 / norms) @ a), sp.csr_matrix(sp.diags(1 / norms) @ b)
+    a, b = scaled(a, 1 / norms, np.ones(flat.n_y)), scaled(b, 1 / norms, np.ones(flat.n_x))
     low, high = (np.concatenate(sides) / norms for sides in ((rows.lower, simple.lower), (rows.upper, simple.upper)))
     # A bound on the border of g's domain is never active, however close y comes to it.
     low[lower.domain.rows_below], high[lower.domain.rows_above] = -np.inf, np.inf
@@ -103,15 +103,8 @@ def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRo
         value=a @ lower.y + b @ x,
         terms=1 + abs(a) @ np.abs(lower.y) + abs(b) @ np.abs(x) + np.minimum(finite(low), finite(high)),
         multiplier=lower.multipliers * norms,
-        multiplier_scale=1 + _largest_in_row(a, gradient),
+        multiplier_scale=1 + row_largest(a, gradient),
     )
-
-
-def _largest_in_row(a: sp.csr_matrix, sizes: np.ndarray) -> np.ndarray:
-    """Return the largest ``|a_ik| sizes_k`` of each row."""
-    if a.nnz == 0:
-        return np.zeros(a.shape[0])
-    return np.asarray(abs(a @ sp.diags(sizes)).max(axis=1).todense()).ravel()
 
 
 def complementarity_margin(rows: UnitRows) -> float:
@@ -136,7 +129,8 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     order = [np.flatnonzero(equality), np.flatnonzero(at_upper), np.flatnonzero(at_lower)]
     sign = np.concatenate([np.ones(len(order[0])), np.ones(len(order[1])), -np.ones(len(order[2]))])
     index = np.concatenate(order)
-    parts_a, parts_b = [sp.diags(sign) @ a[index]], [sp.diags(sign) @ b[index]]
+    parts_a = [scaled(a[index], sign, np.ones(flat.n_y))]
+    parts_b = [scaled(b[index], sign, np.ones(flat.n_x))]
     outward = [sign * multiplier[index]]
     zeros = [zero[index]]
     above, below = (high - image)[order[1]], (image - low)[order[2]]
@@ -155,8 +149,7 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     signed = np.concatenate(outward)
     free = np.arange(len(signed)) < len(order[0])
     signed = np.where(free, signed, np.maximum(signed, 0.0))
-    stack = lambda parts: sp.vstack(parts, format="csr")
-    return _merge(stack(parts_a), stack(parts_b), free, signed, np.concatenate(zeros), np.concatenate(slacks))
+    return _merge(on_top(parts_a), on_top(parts_b), free, signed, np.concatenate(zeros), np.concatenate(slacks))
 
 
 def _merge(

@@ -92,15 +92,19 @@ class Surroundings:
 
     def __init__(self, flat: FlatProblem, x: np.ndarray, lower: ConvexSolution):
         self._flat = flat
-        self._response = affine_response(flat, x, lower)
+        first = affine_response(flat, x, lower)
+        self._pieces = [] if first is None else [first]  # where other rows are active, others follow
         self._nearby = Nearby(constraints_at(flat, x), lower)
 
     def evaluate(self, x: np.ndarray) -> Phi:
         """Evaluate Phi at another x."""
         flat = self._flat
-        lower = None if self._response is None else self._response.at(x)
+        lower = next((found for piece in self._pieces if (found := piece.at(x)) is not None), None)
         if lower is None:
             lower = self._nearby.minimise(objective_at(flat, x), constraints_at(flat, x))
+            if 0 < len(self._pieces) < EXACT_SETTINGS.most_pieces and lower.outcome is Outcome.OPTIMAL:
+                piece = affine_response(flat, x, lower)
+                self._pieces += [] if piece is None else [piece]
         return _phi(flat, x, lower, thorough=False)
 
 

@@ -12,6 +12,7 @@ from bilevax.convex.optimality import own_units
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
+from bilevax.model.compressed_rows import on_top, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 
 
@@ -57,8 +58,8 @@ def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Poin
 def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
     """Return the normals of the sides of X within a margin of x, which are of equalities, and the slack of each."""
     rows = flat.x_rows
-    norms = positive(spl.norm(rows.matrix, axis=1)) if rows.matrix.shape[0] else np.ones(0)
-    unit = sp.csr_matrix(sp.diags(1 / norms) @ rows.matrix) if len(norms) else rows.matrix
+    norms = positive(np.sqrt(row_squares(rows.matrix)))
+    unit = scaled(rows.matrix, 1 / norms, np.ones(len(x)))
     image, near = unit @ x, margin * (1 + abs(unit) @ np.abs(x))
     above, below = rows.upper / norms - image, image - rows.lower / norms
     at_upper, at_lower = above <= near, below <= near
@@ -73,7 +74,7 @@ def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.cs
             normal[ball.index] = offset / np.linalg.norm(offset)
             parts.append(sp.csr_matrix(normal))
             slack.append(np.array([gap]))
-    normals = sp.vstack(parts, format="csr")
+    normals = on_top(parts)
     return normals, np.arange(normals.shape[0]) < both.sum(), np.maximum(np.concatenate(slack), 0.0)
 
 
@@ -93,12 +94,12 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
     orders of magnitude.
     """
     unit = own_units(hessian)
-    along_y = sp.diags(unit)
-    a = sp.csr_matrix(a @ along_y)
-    length = spl.norm(a, axis=1) if a.shape[0] else np.ones(0)
-    units = np.concatenate([unit, 1 / np.where(length > 0, length, 1.0)])
-    a = sp.csr_matrix(sp.diags(units[len(unit) :]) @ a)
-    solution = _solve_scaled(sp.csc_matrix(along_y @ hessian @ along_y), a, (right.T * units).T)
+    a = scaled(sp.csr_matrix(a), np.ones(a.shape[0]), unit)
+    length = np.sqrt(row_squares(a))
+    of_rows = 1 / np.where(length > 0, length, 1.0)
+    units = np.concatenate([unit, of_rows])
+    a, hessian = scaled(a, of_rows, np.ones(len(unit))), scaled(sp.csc_matrix(hessian), unit, unit)
+    solution = _solve_scaled(hessian, a, (right.T * units).T)
     return None if solution is None else (solution.T * units).T
 
 

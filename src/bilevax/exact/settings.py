@@ -36,6 +36,8 @@ class ExactSettings:
     corner_directions: int = 4
     # Variables and rows up to which the lower level's affine response is worth its dense matrices.
     dense_response: int = 300
+    # How many such responses, for different active rows, are kept around a point.
+    most_pieces: int = 8
 
 
 EXACT_SETTINGS = ExactSettings()

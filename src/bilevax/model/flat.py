@@ -7,7 +7,6 @@ in which search and certificate work.
 
 import copy
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,14 +17,15 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax._support import trees
+from bilevax._support.memory import Frozen, remembered
 from bilevax._support.precision import float64
-from bilevax.model.analysis import FunctionProperties, analyse_objective
+from bilevax.model.analysis import FunctionProperties, analyse_objective, on_flat_vectors
+from bilevax.model.compressed_rows import on_top, scaled
 from bilevax.model.coupling import Coupling
-from bilevax.model.kernels import Frozen, compiled, evaluation
-from bilevax.model.operators import scaled
+from bilevax.model.kernels import Kernels, compiled, evaluation
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
-from bilevax.model.quadratic import Quadratic
+from bilevax.model.quadratic import JointQuadratic, Quadratic, joint_quadratic
 from bilevax.model.scales import RowGroups, Scales, natural_scales
 from bilevax.model.set_rows import SetRows
 
@@ -59,12 +59,6 @@ class FlatProblem:
         self.x_like = jax.tree.map(_float64_shape, x_like)
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = trees.size(self.x_like), trees.size(self.y_like)
-        # Without rows and sets: problems that differ only there share their compiled derivatives.
-        with float64():
-            objectives = place((problem.upper, problem.lower, problem.data), np.float64)
-        self._data = objectives[2]
-        self._numbers, structure = eqx.partition(objectives, eqx.is_array)
-        self._kernels = compiled(Frozen(structure), Frozen(self.x_like), Frozen(self.y_like))
         self._patterns: dict[Any, Pattern] = {}
         self._of_user: dict[str, Any] = {}  # what is found out once, in the user's units
         self.scales = Scales.ones(self.n_x, self.n_y, trees.size(self.row_shapes))
@@ -73,9 +67,25 @@ class FlatProblem:
         """Return the same problem in other units, ``scales`` being relative to the user's."""
         other = copy.copy(self)
         other.scales, other._patterns = scales, {}
-        for name in ("rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic"):
+        for name in ("rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic", "quadratics"):
             vars(other).pop(name, None)
         return other
+
+    @functools.cached_property
+    def _objectives(self) -> tuple[Any, Any, PyTree]:
+        with float64():
+            return place((self.problem.upper, self.problem.lower, self.problem.data), np.float64)
+
+    @functools.cached_property
+    def _numbers(self) -> PyTree:
+        """All arrays of the objectives and the data: the first argument of the compiled functions."""
+        return eqx.filter(self._objectives, eqx.is_array)
+
+    @functools.cached_property
+    def _kernels(self) -> Kernels:
+        """The compiled functions, without rows and sets: problems that differ only there share them."""
+        structure = eqx.filter(self._objectives, eqx.is_array, inverse=True)
+        return compiled(Frozen(structure), Frozen(self.x_like), Frozen(self.y_like))
 
     @property
     def state(self) -> Learned:
@@ -100,19 +110,19 @@ class FlatProblem:
     @functools.cached_property
     def _user_rows(self) -> Rows:
         with float64():
-            parts = [part.matrices(self.x_like, self.y_like, self._data) for part in self._coupling]
+            parts = [part.matrices(self.x_like, self.y_like, self._objectives[2]) for part in self._coupling]
             lower, upper = (trees.flatten_host(side) for side in self.problem.row_bounds(self.row_shapes))
         if not parts:
             return Rows(sp.csr_matrix((0, self.n_x)), sp.csr_matrix((0, self.n_y)), lower, upper)
         offset = np.concatenate([part[2] for part in parts])
-        stack = lambda index: sp.vstack([part[index] for part in parts], format="csr")
+        stack = lambda index: on_top([part[index] for part in parts])
         return Rows(stack(0), stack(1), lower - offset, upper - offset)
 
     @functools.cached_property
     def row_shapes(self) -> tuple[PyTree, ...]:
         """The shapes of the rows' values, one entry a coupling."""
         with float64():
-            return tuple(part.shapes(self.x_like, self.y_like, self._data) for part in self._coupling)
+            return tuple(part.shapes(self.x_like, self.y_like, self._objectives[2]) for part in self._coupling)
 
     @functools.cached_property
     def _coupling(self) -> tuple[Coupling, ...]:
@@ -137,11 +147,23 @@ class FlatProblem:
     @functools.cached_property
     def rows_in_y(self) -> sp.csr_matrix:
         """The rows' part in y, those of Y last."""
-        return sp.vstack([self.rows.A, self.y_rows.matrix], format="csr")
+        return on_top([self.rows.A, self.y_rows.matrix])
+
+    @functools.cached_property
+    def quadratics(self) -> dict[Level, JointQuadratic | None]:
+        """The objectives by their numbers, where they are quadratics in few x and y together: nothing is compiled."""
+        levels: tuple[Level, ...] = ("upper", "lower")
+        known = {level: _quadratic(self.problem, level, Frozen(self.x_like), Frozen(self.y_like)) for level in levels}
+        return {
+            level: None if found is None else found.in_units(self.scales, self.unit(level))
+            for level, found in known.items()
+        }
 
     @functools.cached_property
     def lower_quadratic(self) -> Quadratic | None:
         """The numbers of g where it is a quadratic in x and y together, so that JAX need not be asked again."""
+        if (whole := self.quadratics["lower"]) is not None:
+            return Quadratic(whole.linear[self.n_x :], whole.part("y", "y"), whole.part("y", "x"))
         degree = self.properties("lower").degree
         if degree is None or degree > 2 or self.n_y > DENSE_COLUMNS:
             return None
@@ -190,6 +212,8 @@ class FlatProblem:
 
     def value(self, level: Level, x: np.ndarray, y: np.ndarray) -> float:
         """Return f or g at (x, y)."""
+        if (quadratic := self.quadratics[level]) is not None:
+            return float(quadratic.function(x, y))
         with evaluation():
             return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
 
@@ -204,10 +228,14 @@ class FlatProblem:
 
     def gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of f or g in x and in y."""
+        if (quadratic := self.quadratics[level]) is not None:
+            return quadratic.gradients(x, y)
         return self.value_and_gradients(level, x, y)[1:]
 
     def value_and_gradients(self, level: Level, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return f or g at (x, y) and its gradients in x and in y."""
+        if (quadratic := self.quadratics[level]) is not None:
+            return float(quadratic.function(x, y)), *quadratic.gradients(x, y)
         with evaluation():
             value, (along_x, along_y) = self._kernels.gradients[level](self._numbers, *self._user(x, y))
         unit, scales = self.unit(level), self.scales
@@ -215,6 +243,8 @@ class FlatProblem:
 
     def hessian(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
+        if (quadratic := self.quadratics[level]) is not None:
+            return quadratic.part(of, by)
         transposed = self.products(level, by, of, x, y)
         return self._pattern(level, of, by).evaluate(self.products(level, of, by, x, y), transposed=transposed)
 
@@ -243,6 +273,8 @@ class FlatProblem:
 
     def upper_hessian(self, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f in (x, y) as one sparse matrix."""
+        if (quadratic := self.quadratics["upper"]) is not None:
+            return quadratic.hessian
         both = np.concatenate([self.scales.x, self.scales.y])
 
         def products(directions: np.ndarray) -> np.ndarray:
@@ -266,6 +298,8 @@ class FlatProblem:
 
     def products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
         """Return the second derivative of f or g as a function: directions, one a row, to their products."""
+        if (quadratic := self.quadratics[level]) is not None:
+            return lambda directions: directions @ quadratic.block(of, by).T
         scale = {"x": self.scales.x, "y": self.scales.y}
 
         def products(directions: np.ndarray) -> np.ndarray:
@@ -293,6 +327,8 @@ class FlatProblem:
 
     def curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` times each direction, one a row."""
+        if (quadratic := self.quadratics["upper"]) is not None and self.lower_quadratic is not None:
+            return directions @ quadratic.curvature
         if self.lagrangian_varies:  # as many products as there are directions are all that is needed
             return self._curvature(x, y, adjoint, directions)
         self.lagrangian_hessian(x, y, adjoint)
@@ -306,6 +342,8 @@ class FlatProblem:
 
     def lagrangian_hessian(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` as one sparse matrix."""
+        if self.lower_quadratic is not None and self.quadratics["upper"] is not None:
+            return self.upper_hessian(x, y)
         pattern = self._joint_pattern("lagrangian")
         if pattern.last is None:  # all there is where g is quadratic
             pattern.last = self.upper_hessian(x, y)
@@ -331,19 +369,23 @@ def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
     return flat.in_units(natural_scales(flat, point, other))
 
 
-_KNOWN: weakref.WeakValueDictionary[int, BilevelProblem] = weakref.WeakValueDictionary()
-_PROPERTIES: dict[int, dict[Any, FunctionProperties]] = {}
-
-
+@remembered
 def _properties(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
-    """Return what f or g of a problem is: found out once, as long as the problem lives."""
-    if _KNOWN.get(id(problem)) is not problem:
-        _KNOWN[id(problem)], _PROPERTIES[id(problem)] = problem, {}
-        weakref.finalize(problem, _PROPERTIES.pop, id(problem), None)
-    known, key = _PROPERTIES[id(problem)], (level, x_like, y_like)
-    if key not in known:
-        known[key] = analyse_objective(problem, level, x_like.tree, y_like.tree)
-    return known[key]
+    """Return what f or g of a problem is."""
+    return analyse_objective(problem, level, x_like.tree, y_like.tree)
+
+
+@remembered
+def _quadratic(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
+    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic in few variables."""
+    n_x, n_y = trees.size(x_like.tree), trees.size(y_like.tree)
+    if n_x + n_y > DENSE_COLUMNS:
+        return None
+    properties = _properties(problem, level, x_like, y_like)
+    if properties.degree is None or properties.degree > 2:
+        return None
+    objective = on_flat_vectors(problem, level, x_like.tree, y_like.tree)
+    return joint_quadratic(objective, properties.program, n_x, n_y)
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

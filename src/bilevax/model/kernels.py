@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from bilevax._support import clock, trees
+from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax.model.problem import BilevelProblem, Level, Variable
 
@@ -43,20 +44,6 @@ class Kernels(NamedTuple):
     lower: Callable
     upper_curvature: Callable
     curvature: Callable
-
-
-class Frozen:
-    """A pytree of hashable leaves as one hashable key."""
-
-    def __init__(self, tree: PyTree):
-        self.tree = tree
-        self.key = (jax.tree.structure(tree), tuple(jax.tree.leaves(tree)))
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frozen) and self.key == other.key
 
 
 @functools.lru_cache(maxsize=256)

@@ -272,13 +272,6 @@ def probe_columns(
     return (blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")).T
 
 
-def scaled(matrix: Any, left: np.ndarray, right: np.ndarray) -> Any:
-    """Return ``diag(left) matrix diag(right)`` of a compressed sparse matrix, in its own format."""
-    outer, inner = (left, right) if matrix.format == "csr" else (right, left)
-    data = matrix.data * np.repeat(outer, np.diff(matrix.indptr)) * inner[matrix.indices]
-    return type(matrix)((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
-
-
 def compressed(array: np.ndarray) -> sp.csr_matrix:
     """Return an array as a sparse matrix; one without zeros a hundred times faster than SciPy would."""
     rows, columns = array.shape

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from bilevax._support import trees
+from bilevax._support.memory import Frozen, remembered
 from bilevax.model.coupling import Coupling, Respond, as_couplings
 from bilevax.model.sets import ConvexSet, Free
 
@@ -187,16 +188,24 @@ def validate(
         raise ValueError("y: expected at least one number, got none: the lower level is empty.")
     problem.x_set.check(x0, "x_set")
     problem.y_set.check(y_like, "y_set")
-    x_like = trees.shapes(x0)
+    shapes = Frozen(trees.shapes(x0)), Frozen(y_like)
+    (_check_functions if traced else _check_functions_once)(problem, *shapes, np.dtype(dtype))
+    return x0, y_like, y0
+
+
+def _check_functions(problem: BilevelProblem, x_like: Frozen, y_like: Frozen, dtype: Any) -> None:
+    """Check the rows and the objectives of a problem for variables of these shapes."""
     with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
         parts = (problem.coupling, (problem.upper, problem.lower), problem.data)
         coupling, objectives, data = place(parts, dtype)
         for index, part in enumerate(coupling):
             name = "coupling" if problem.single_coupling else f"coupling[{index}]"
-            part.check(x_like, y_like, data, name)
+            part.check(x_like.tree, y_like.tree, data, name)
     for name, objective in zip(("upper", "lower"), objectives, strict=True):
-        _check_objective(name, objective, x_like, y_like, data)
-    return x0, y_like, y0
+        _check_objective(name, objective, x_like.tree, y_like.tree, data)
+
+
+_check_functions_once = remembered(_check_functions)
 
 
 def refuse_tracers(**points: PyTree) -> None:

@@ -1,16 +1,27 @@
-"""A lower objective that is a quadratic in x and y together: a few matrices say all about it, and NumPy suffices."""
+"""An objective that is a quadratic in x and y together: a few matrices say all about it, and NumPy suffices."""
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
 from bilevax.convex.problem import Objective
-from bilevax.model.operators import scaled
+from bilevax.model.analysis import Program, jets, trace
+from bilevax.model.analysis.host import HostFunction
+from bilevax.model.compressed_rows import scaled
 from bilevax.model.scales import Scales
 
+#: Matrices with up to this many entries are arrays here: a product costs a tenth of that with a sparse matrix.
+_FEW_ENTRIES = 10_000
 
-class Quadratic(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class Quadratic:
     """A lower objective ``gradient' y + y' H y / 2 + y' M x``, up to what depends on x alone; by NumPy, without JAX."""
 
     gradient: np.ndarray
@@ -22,15 +33,92 @@ class Quadratic(NamedTuple):
         of_y = scales.lower * scales.y
         return Quadratic(of_y * self.gradient, scaled(self.hessian, of_y, scales.y), scaled(self.mixed, of_y, scales.x))
 
+    @functools.cached_property
+    def operators(self) -> tuple[Any, Any]:
+        """H and M in the form in which they multiply fastest."""
+        fast = lambda matrix: matrix.toarray() if matrix.shape[0] * matrix.shape[1] <= _FEW_ENTRIES else matrix
+        return fast(self.hessian), fast(self.mixed)
+
     def gradient_at(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the gradient in y."""
-        return self.gradient + self.mixed @ x + self.hessian @ y
+        hessian, mixed = self.operators
+        return self.gradient + mixed @ x + hessian @ y
 
     def at(self, x: np.ndarray) -> Objective:
         """Return g at x."""
-        linear, hessian = self.gradient + self.mixed @ x, self.hessian
+        hessian, mixed = self.operators
+        linear = self.gradient + mixed @ x
         return Objective(
             value=lambda y: float(linear @ y + 0.5 * y @ (hessian @ y)),
             gradient=lambda y: linear + hessian @ y,
-            hessian=lambda y: hessian,
+            hessian=lambda y: self.hessian,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class JointQuadratic:
+    """An objective with its gradient ``linear + curvature z`` at ``z = (x, y)``.
+
+    ``function`` evaluates it as the user wrote it: an expanded square would lose the digits of small values.
+    """
+
+    n_x: int
+    function: Callable[[np.ndarray, np.ndarray], Any]
+    linear: np.ndarray
+    curvature: np.ndarray
+
+    def in_units(self, scales: Scales, unit: float) -> "JointQuadratic":
+        """Return the same in other units than the user's, in which this is; ``unit`` is that of the objective."""
+        of_x, of_y, user = scales.x, scales.y, self.function
+        both = np.concatenate([of_x, of_y])
+        return JointQuadratic(
+            self.n_x,
+            lambda x, y: unit * user(x * of_x, y * of_y),
+            unit * both * self.linear,
+            unit * both[:, None] * self.curvature * both,
+        )
+
+    def gradients(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the gradients in x and in y."""
+        both = self.linear + self.curvature @ np.concatenate([x, y])
+        return both[: self.n_x], both[self.n_x :]
+
+    def block(self, of: str, by: str) -> np.ndarray:
+        """Return the second derivative, rows for one variable and columns for the other."""
+        part = {"x": slice(self.n_x), "y": slice(self.n_x, None)}
+        return self.curvature[part[of], part[by]]
+
+    @functools.cached_property
+    def hessian(self) -> sp.csc_matrix:
+        """The second derivative in (x, y), as sparse."""
+        return sp.csc_matrix(self.curvature)
+
+    def part(self, of: str, by: str) -> sp.csc_matrix:
+        """Return `block` as sparse, the same matrix whenever it is asked for."""
+        if (of, by) not in self._parts:
+            self._parts[of, by] = sp.csc_matrix(self.block(of, by))
+        return self._parts[of, by]
+
+    @functools.cached_property
+    def _parts(self) -> dict[tuple[str, str], sp.csc_matrix]:
+        return {}
+
+
+def joint_quadratic(fn: Callable, program: Program, n_x: int, n_y: int) -> JointQuadratic | None:
+    """Return a function of degree two at most in its own units, without compiling anything.
+
+    Its ``program`` gives values; the derivatives are those of its traced gradient along the unit vectors. None where an
+    operation is not known to NumPy, or a number is not finite.
+    """
+    gradient = Program(trace(lambda x, y: jnp.concatenate(jax.grad(fn, argnums=(0, 1))(x, y)), n_x, n_y))
+    origin, units = np.zeros((n_x + n_y, n_x + n_y)), np.eye(n_x + n_y)
+    lines = (jets.line_jet(origin[:, part], units[:, part]) for part in (slice(n_x), slice(n_x, None)))
+    try:
+        (along,) = gradient.evaluate(*lines, [gradient.result])
+        value = HostFunction(program)
+        finite = np.isfinite(along).all() and np.isfinite(value(np.zeros(n_x), np.zeros(n_y)))
+    except jets.Unsupported:
+        return None
+    linear = np.array(np.broadcast_to(along[0], origin.shape)[0])
+    curvature = along[1] if len(along) > 1 else origin  # one component: the gradient does not depend on the point
+    return JointQuadratic(n_x, value, linear, 0.5 * (curvature + curvature.T)) if finite else None

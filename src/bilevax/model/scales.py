@@ -20,11 +20,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
+from scipy.linalg import lapack
 
 from bilevax._support import clock
+from bilevax.model.compressed_rows import joint_matrix, row_largest
 
 if TYPE_CHECKING:
     from bilevax.model.flat import FlatProblem
@@ -118,18 +119,13 @@ class RowGroups:
 
     def __init__(self, flat: "FlatProblem"):
         rows, of_x, of_y = flat.rows, flat.x_rows, flat.y_rows
-        matrix = sp.csr_matrix(
-            sp.block_array([[rows.B, rows.A], [of_x.matrix, None], [None, of_y.matrix]], format="csr")
-        )
-        matrix.eliminate_zeros()
-        matrix.sort_indices()
+        matrix = joint_matrix(rows.B, rows.A, of_x.matrix, of_y.matrix)
         low = np.concatenate([rows.lower, of_x.lower, of_y.lower])
         high = np.concatenate([rows.upper, of_x.upper, of_y.upper])
         entries = np.diff(matrix.indptr)
-        self.length, sign, starts = np.ones(len(low)), np.ones(len(low)), matrix.indptr[:-1][entries > 0]
-        if starts.size:
-            self.length[entries > 0] = np.maximum.reduceat(np.abs(matrix.data), starts)
-            sign[entries > 0] = np.sign(matrix.data[starts])
+        sign, starts = np.ones(len(low)), matrix.indptr[:-1][entries > 0]
+        self.length = np.where(entries > 0, row_largest(matrix), 1.0)
+        sign[entries > 0] = np.sign(matrix.data[starts])
         unit = matrix
         unit.data *= np.repeat(sign / self.length, entries)
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
@@ -182,7 +178,10 @@ class _Terms:
 
     def __init__(self, flat: "FlatProblem", x: np.ndarray, y: np.ndarray):
         point = np.concatenate([x, y])
-        if max(flat.n_x, flat.n_y) <= _LARGE:
+        upper, lower = flat.quadratics["upper"], flat.quadratics["lower"]
+        if upper is not None and lower is not None:
+            of_f, of_g = upper.curvature, lower.curvature[flat.n_x :]
+        elif max(flat.n_x, flat.n_y) <= _LARGE:
             of_f = flat.upper_hessian(x, y)
             of_g = sp.hstack([flat.hessian("lower", "y", by, x, y) for by in ("x", "y")], format="csc")
         else:
@@ -226,10 +225,14 @@ class _Fit:
         self.targets.append(-np.log2(size[useful]))
         self.weights.append(np.full(int(useful.sum()), weight))
 
-    def add_matrix(self, matrix: sp.spmatrix, factors: list, columns: np.ndarray) -> None:
+    def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
-        entries = sp.coo_matrix(matrix)
-        row, column, data = entries.row, entries.col, entries.data
+        if isinstance(matrix, np.ndarray):
+            row, column = np.nonzero(matrix)
+            data = matrix[row, column]
+        else:
+            entries = sp.coo_matrix(matrix)
+            row, column, data = entries.row, entries.col, entries.data
         if len(data) > _MOST_ENTRIES:
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
             row, column, data = row[pick], column[pick], data[pick]
@@ -242,12 +245,15 @@ class _Fit:
             return np.zeros(self.count)
         columns, target, weight = np.vstack(self.columns), np.concatenate(self.targets), np.concatenate(self.weights)
         row, which = np.nonzero(columns >= 0)
-        matrix = sp.csr_matrix((np.ones(len(row)), (row, columns[row, which])), (len(target), self.count))
+        place, shape = (row, columns[row, which]), (len(target), self.count)
+        if shape[0] * shape[1] <= _MOST_ENTRIES_OF_A_FIT:
+            matrix = np.zeros(shape)
+            np.add.at(matrix, place, 1.0)
+        else:
+            matrix = sp.csr_matrix((np.ones(len(row)), place), shape)
         answer = np.zeros(self.count) if known is None else np.nan_to_num(known)
         free = np.flatnonzero(np.ones(self.count, bool) if known is None else np.isnan(known))
         target, matrix, strength = target - matrix @ answer, matrix[:, free], weight
-        if matrix.shape[0] * matrix.shape[1] <= _MOST_ENTRIES_OF_A_FIT:
-            matrix = matrix.toarray()
         for _ in range(_ROUNDS):
             weighted = matrix * strength[:, None] if isinstance(matrix, np.ndarray) else sp.diags(strength) @ matrix
             answer[free] = _least_squares(weighted, strength * target)
@@ -274,14 +280,16 @@ def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:
     normal = normal if isinstance(normal, np.ndarray) else normal.toarray()
     # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
     weight = 1e-9 * max(1.0, normal.diagonal().max())
-    factor = scipy.linalg.cho_factor(normal + weight * np.eye(len(normal)), check_finite=False)
+    factor, failed = lapack.dpotrf(normal + weight * np.eye(len(normal)), lower=True, clean=False)
+    if failed:
+        raise np.linalg.LinAlgError("the fit of scales is not positive definite")
     answer = np.zeros(len(normal))
     for _ in range(_REFINEMENTS):
-        answer += scipy.linalg.cho_solve(factor, right - normal @ answer, check_finite=False)
+        answer += lapack.dpotrs(factor, right - normal @ answer, lower=True)[0]
     return answer
 
 
-def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix, point: np.ndarray) -> np.ndarray:
+def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix | np.ndarray, point: np.ndarray) -> np.ndarray:
     """Return ``gradient - hessian @ point``, 0 where it is but rounding."""
     with np.errstate(invalid="ignore"):
         left = gradient - hessian @ point

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax.convex.problem import Ball as BallConstraint
-from bilevax.model.operators import scaled
+from bilevax.model.compressed_rows import row_largest, scaled
 
 
 class SetRows(NamedTuple):
@@ -26,16 +26,13 @@ class SetRows(NamedTuple):
         """Return the set of all v for which ``scale * v`` is in this one, the largest entry of each row about 1."""
         if np.all(scale == 1.0):
             return self
-        ones, filled = np.ones(self.matrix.shape[0]), np.diff(self.matrix.indptr) > 0
-        matrix, largest = scaled(self.matrix, ones, scale), ones.copy()
-        if filled.any():
-            largest[filled] = np.maximum.reduceat(np.abs(matrix.data), matrix.indptr[:-1][filled])
+        largest = row_largest(self.matrix, scale)
         unit = np.exp2(-np.round(np.log2(np.where(largest > 0, largest, 1.0))))  # a power of two: no rounding
         balls = tuple(
             dataclasses.replace(ball, center=ball.center / scale[ball.index], radius=ball.radius / scale[ball.index[0]])
             for ball in self.balls
         )
-        return SetRows(scaled(matrix, unit, np.ones(len(scale))), unit * self.lower, unit * self.upper, balls, unit)
+        return SetRows(scaled(self.matrix, unit, scale), unit * self.lower, unit * self.upper, balls, unit)
 
     def intervals(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bounds that rows with a single entry put on each variable."""

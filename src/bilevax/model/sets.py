@@ -96,7 +96,8 @@ class Box(ConvexSet):
     def rows(self, like: PyTree) -> SetRows:
         low, high = self._bounds(like)
         bounded = np.flatnonzero(np.isfinite(low) | np.isfinite(high))
-        return SetRows(sp.eye(len(low), format="csr")[bounded], low[bounded], high[bounded])
+        picked = sp.csr_matrix((np.ones(len(bounded)), bounded, np.arange(len(bounded) + 1)), (len(bounded), len(low)))
+        return SetRows(picked, low[bounded], high[bounded])
 
     def _bounds(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:
         full = [

@@ -11,8 +11,10 @@ except ImportError as error:
     raise SystemExit(2) from error
 
 from bilevax.app.cli import comparing, networks, project, solving
+from bilevax.app.cli.compiled import keep_compiled
 
 app = typer.Typer(
+    callback=keep_compiled,
     help="Bilevel optimisation with certified answers.",
     epilog="Exit codes: 0 success; 1 an answer, but without success; 2 wrong input. "
     "With --json, standard output is one JSON object; numbers that are not finite are the strings "

@@ -9,7 +9,15 @@ from bilevax.model.analysis.convexity import (
 )
 from bilevax.model.analysis.domain import DomainRow
 from bilevax.model.analysis.kinks import Kink
-from bilevax.model.analysis.properties import FunctionProperties, Smoothness, analyse, analyse_objective
+from bilevax.model.analysis.program import Program
+from bilevax.model.analysis.properties import (
+    FunctionProperties,
+    Smoothness,
+    analyse,
+    analyse_objective,
+    on_flat_vectors,
+)
+from bilevax.model.analysis.tracing import trace
 
 __all__ = [
     "Convexity",
@@ -18,9 +26,12 @@ __all__ = [
     "DomainRow",
     "FunctionProperties",
     "Kink",
+    "Program",
     "Smoothness",
     "analyse",
     "analyse_objective",
+    "on_flat_vectors",
     "prove_by_hessian",
     "refute_convexity",
+    "trace",
 ]

@@ -164,17 +164,24 @@ def analyse_objective(
 
     ``x_like`` and ``y_like`` are shapes in the user's structure.
     """
-    with float64():
-        upper, lower, data = place((problem.upper, problem.lower, problem.data), np.float64)
-    bare = BilevelProblem(upper, lower, data=data)
-    value = bare.upper_value if level == "upper" else bare.lower_value
-    fn = lambda x, y: value(trees.unflatten(x, x_like), trees.unflatten(y, y_like))
+    fn = on_flat_vectors(problem, level, x_like, y_like)
     bounds = [
         part.rows(like).intervals()
         for part, like in ((problem.x_set, x_like), (problem.y_set, y_like))  #
     ]
     sizes = trees.size(x_like), trees.size(y_like)
     return analyse(fn, *sizes, x_bounds=bounds[0], y_bounds=bounds[1], points=points)
+
+
+def on_flat_vectors(
+    problem: BilevelProblem, level: Literal["upper", "lower"], x_like: Any, y_like: Any
+) -> Callable[[Any, Any], Any]:
+    """Return f ("upper") or g ("lower") of a problem as a function of flat vectors, its data closed over."""
+    with float64():
+        upper, lower, data = place((problem.upper, problem.lower, problem.data), np.float64)
+    bare = BilevelProblem(upper, lower, data=data)
+    value = bare.upper_value if level == "upper" else bare.lower_value
+    return lambda x, y: value(trees.unflatten(x, x_like), trees.unflatten(y, y_like))
 
 
 def _bounds(bounds: Bounds | None, size: int, free: Callable[[int], Bounds]) -> Bounds:

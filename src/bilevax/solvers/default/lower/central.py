@@ -154,8 +154,8 @@ class CentralLower(Learning):
         softness: float,
         shift: float,
     ) -> Factor:
-        inequality = self.rows.inequality
-        give = np.where(inequality, slack / np.where(inequality, multiplier, 1.0), 0.0) + softness * self.soft
+        equal, give = self.rows.equalities, softness * self.soft
+        give[equal:] += slack[equal:] / multiplier[equal:]
         unit = self.multiplier_scale / self.slack_scale
         return self.algebra.factorise(there, y, multiplier, give, unit, shift)
 
@@ -163,9 +163,9 @@ class CentralLower(Learning):
     def _newton(
         self, x: np.ndarray, barrier: float, softness: float, warm: CentralPoint, shift: float
     ) -> CentralPoint | None:
-        rows, inequality, bounds, soft = self.rows, self.rows.inequality, self.rows.bounds, softness * self.soft
+        rows, bounds, soft, equal = self.rows, self.rows.bounds, softness * self.soft, self.rows.equalities
         y, multiplier, slack, length = warm.y, warm.multiplier, warm.slack.copy(), 1.0
-        tolerance = 1 + np.abs(rows.B @ x - rows.c).max(initial=0.0)
+        tolerance = 1 + _largest(rows.B @ x - rows.c)
         there = self.flat.lower_derivatives(x, y, proven=False)  # the answer's are: in `factor`
         for _ in range(CENTRAL.newton_steps):
             clock.check()
@@ -173,31 +173,32 @@ class CentralLower(Learning):
             slack[bounds] = -values[bounds]
             gradient = self.algebra.gradient(there, y)
             dual, primal = gradient + rows.pull(y, multiplier), values - soft * multiplier + slack
-            products = (multiplier * slack)[inequality]
-            size = 1 + np.abs(gradient).max(initial=0.0)
-            if not (np.isfinite(size) and np.isfinite(dual).all()):
+            products = (multiplier * slack)[equal:]
+            size, left = 1 + _largest(gradient), _largest(dual)
+            if not (np.isfinite(size) and np.isfinite(left)):
                 return None
             # A slack that is a difference of large numbers is known to rounding only.
-            rounding = 1e-15 * tolerance * np.abs(multiplier).max(initial=0.0)
+            rounding = 1e-15 * tolerance * _largest(multiplier)
             if (
-                np.abs(dual).max(initial=0.0) <= CENTRAL.dual * size + rounding
-                and np.abs(primal).max(initial=0.0) <= CENTRAL.primal * tolerance
-                and np.abs(products - barrier).max(initial=0.0) <= CENTRAL.products * barrier + 1e-16 * size + rounding
+                left <= CENTRAL.dual * size + rounding
+                and _largest(primal) <= CENTRAL.primal * tolerance
+                and _largest(products - barrier) <= CENTRAL.products * barrier + 1e-16 * size + rounding
             ):
                 return CentralPoint(x, y, multiplier, slack, barrier, softness, shift)
             # After a short step the point is too close to the boundary: centre before going on.
-            aim = (
-                max(barrier, (CENTRAL.centring if length > CENTRAL.short else 1.0) * float(products.mean()))
-                if len(products)
-                else barrier
-            )
-            positive = np.where(inequality, multiplier, 1.0)
+            centred = CENTRAL.centring if length > CENTRAL.short else 1.0
+            aim = max(barrier, centred * float(np.add.reduce(products)) / len(products)) if len(products) else barrier
+            positive = multiplier.copy()
+            positive[:equal] = 1.0
+            away = aim / positive - slack
+            away[:equal] = 0.0
             factor = self._factorise(there, y, multiplier, slack, softness, shift)
-            step, pushed = factor.solve(-dual, -primal - np.where(inequality, aim / positive - slack, 0.0))
+            step, pushed = factor.solve(-dual, -primal - away)
             if not np.isfinite(step).all():
                 return None
-            step_slack = np.where(inequality, (aim - slack * (multiplier + pushed)) / positive, 0.0)
-            length = min(_reach(slack[inequality], step_slack[inequality]), _reach(positive, pushed * inequality))
+            step_slack = (aim - slack * (multiplier + pushed)) / positive
+            step_slack[:equal] = 0.0
+            length = min(_reach(slack[equal:], step_slack[equal:]), _reach(multiplier[equal:], pushed[equal:]))
             for _ in range(CENTRAL.halvings):
                 there = self.flat.lower_derivatives(x, y + length * step)
                 if np.isfinite(there.gradient).all():
@@ -207,7 +208,12 @@ class CentralLower(Learning):
         return None
 
 
+def _largest(vector: np.ndarray) -> float:
+    """Return the largest absolute entry; 0 where there is none."""
+    return float(np.maximum.reduce(np.abs(vector), initial=0.0))
+
+
 def _reach(value: np.ndarray, step: np.ndarray) -> float:
     """Return the share of a step, at most 1, that keeps positive entries clear of zero."""
-    shrinking = step < 0
-    return min(1.0, CENTRAL.reach * float(np.min(-value[shrinking] / step[shrinking], initial=np.inf)))
+    shrinking = float(np.fmax.reduce(-step / value, initial=0.0))  # NaN is 0 / 0: what is zero and stays so
+    return CENTRAL.reach / shrinking if shrinking > CENTRAL.reach else 1.0

@@ -41,6 +41,11 @@ class Expansion:
         return _solve(self.factor, right)
 
     @functools.cached_property
+    def rounding(self) -> float:
+        """What dependent equalities need on the diagonal of the compliance."""
+        return ALGEBRA.rounding * float(self.compliance.diagonal().max())
+
+    @functools.cached_property
     def inverse_mixed(self) -> np.ndarray:
         """H^-1 times the mixed derivative."""
         return self.solve(self.mixed)
@@ -117,8 +122,8 @@ class DenseAlgebra(Learning):
             raise FloatingPointError(str(error)) from error
         if not self.rows.count:
             return DenseFactor(expansion, np.zeros((0, 0)), 0)
-        rounding = ALGEBRA.rounding * float(expansion.compliance.ravel()[:: self.rows.count + 1].max())
-        factor, failed = lapack.dpotrf(lifted(expansion.compliance, give + rounding).T, clean=0, overwrite_a=True)
+        compliance = lifted(expansion.compliance, give + expansion.rounding)
+        factor, failed = lapack.dpotrf(compliance.T, clean=0, overwrite_a=True)
         if failed:
             raise FloatingPointError("the compliance is not positive definite")
         return DenseFactor(expansion, factor, self.rows.general)

@@ -14,6 +14,7 @@ import numpy as np
 import qdldl
 import scipy.sparse as sp
 
+from bilevax.model.compressed_rows import on_top, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 from bilevax.model.set_rows import BallConstraint
 
@@ -105,11 +106,11 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
     rows, simple = flat.rows, flat.y_rows
     others = np.diff(simple.matrix.indptr) != 1
     fixed = np.flatnonzero(low == high)  # an equality in all but name
-    pick = lambda index: sp.csr_matrix(
-        (np.ones(len(index)), (np.arange(len(index)), index)), shape=(len(index), flat.n_y)
+    pick = lambda index, sign=1.0: sp.csr_matrix(
+        (np.full(len(index), sign), index, np.arange(len(index) + 1)), shape=(len(index), flat.n_y)
     )
-    A = sp.vstack([rows.A, simple.matrix[others], pick(fixed)], format="csr")
-    B = sp.vstack([rows.B, sp.csr_matrix((A.shape[0] - rows.B.shape[0], flat.n_x))], format="csr")
+    A = on_top([rows.A, simple.matrix[others], pick(fixed)])
+    B = on_top([rows.B, sp.csr_matrix((A.shape[0] - rows.B.shape[0], flat.n_x))])
     lower = np.concatenate([rows.lower, simple.lower[others], low[fixed]])
     upper = np.concatenate([rows.upper, simple.upper[others], low[fixed]])
     equal = lower == upper
@@ -119,15 +120,16 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
     above, below = (lower < upper) & np.isfinite(upper), (lower < upper) & np.isfinite(lower)
     origin = np.concatenate([np.flatnonzero(part) for part in (equal, above, below)])
     sign = np.repeat([1.0, 1.0, -1.0], [equal.sum(), above.sum(), below.sum()])
-    length = np.sqrt(np.asarray(A.multiply(A).sum(axis=1) + B.multiply(B).sum(axis=1)).ravel())[origin]
+    length = np.sqrt(row_squares(A) + row_squares(B))[origin]
     scale = sign / np.where(length > 0, length, 1.0)
     at_low, at_high = np.flatnonzero(np.isfinite(low) & (low < high)), np.flatnonzero(np.isfinite(high) & (low < high))
     column, side = np.concatenate([at_low, at_high]), np.repeat([-1.0, 1.0], [len(at_low), len(at_high)])
     balls = len(simple.balls)
     no_row = lambda size: sp.csr_matrix((balls, size))
     c = scale * np.where(scale > 0, upper[origin], lower[origin])
-    A = sp.vstack([sp.diags(scale) @ A[origin], sp.diags(side) @ pick(column), no_row(flat.n_y)], format="csr")
-    B = sp.vstack([sp.diags(scale) @ B[origin], sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)], format="csr")
+    ones = np.ones(flat.n_x), np.ones(flat.n_y)
+    A = on_top([scaled(A[origin], scale, ones[1]), pick(at_low, -1.0), pick(at_high), no_row(flat.n_y)])
+    B = on_top([scaled(B[origin], scale, ones[0]), sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)])
     return LowerRows(
         A=A if sparse else A.toarray(),
         B=B if sparse else B.toarray(),

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax.model.compressed_rows import joint_matrix
 from bilevax.model.flat import FlatProblem
 from bilevax.model.sets import SetRows
 from bilevax.solvers.default.programs.quadratic import solve_qp
@@ -15,7 +16,7 @@ def joint_rows(flat: FlatProblem) -> SetRows:
     """Return all rows and balls on the stacked vector (x, y)."""
     rows, x_rows, y_rows = flat.rows, flat.x_rows, flat.y_rows
     return SetRows(
-        matrix=sp.block_array([[rows.B, rows.A], [x_rows.matrix, None], [None, y_rows.matrix]], format="csr"),
+        matrix=joint_matrix(rows.B, rows.A, x_rows.matrix, y_rows.matrix),
         lower=np.concatenate([rows.lower, x_rows.lower, y_rows.lower]),
         upper=np.concatenate([rows.upper, x_rows.upper, y_rows.upper]),
         balls=(*x_rows.balls, *(dataclasses.replace(ball, index=ball.index + flat.n_x) for ball in y_rows.balls)),

@@ -23,7 +23,7 @@ class UpperSet:
     def project(self, x: np.ndarray) -> np.ndarray:
         """Return the nearest point of X."""
         if self.is_box:
-            return np.clip(x, self.lower, self.upper)
+            return np.minimum(np.maximum(x, self.lower), self.upper)
         image = self.rows.matrix @ x
         outside = [np.linalg.norm(x[ball.index] - ball.center) > ball.radius for ball in self.rows.balls]
         if np.all((image >= self.rows.lower) & (image <= self.rows.upper)) and not any(outside):
