@@ -33,8 +33,11 @@ unit: install
 quick: install
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow'
 
+# Hours, with everything; ARGS='--quick --only step dense' takes a part of it. pip install '.[bench]' brings the others.
+ARGS :=
+
 bench: install
-	$(BIN)/python benchmarks/sflcb_step.py
+	$(BIN)/python benchmarks/all.py $(ARGS)
 
 # Hard problems and an independent judge; nothing may be wrong. FAMILY=qp,units picks families, CASE=3 a single case.
 N := 1000

@@ -5,9 +5,7 @@ ratios survive a busy machine.
 """
 
 import argparse
-import json
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +19,12 @@ from cases import svm
 from cases.case import Case
 from cases.network import network
 from cases.toy import toy
+from comparisons.report import CLOCKS, Report
 from data import nine_nodes, sioux_falls
 from kernels import aligned
 
-_AGREEMENT_STEPS, _AGREEMENT = 50, 1e-9
-_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-_COLUMNS = ("C us", "JAX us", "NumPy us", "JAX/C", "NumPy/JAX", "target")
+AGREEMENT_STEPS, AGREEMENT = 50, 1e-9
+_COLUMNS = ("case", "C us", "JAX us", "NumPy us", "JAX/C", "NumPy/JAX")
 
 
 def cases() -> list[Case]:
@@ -41,16 +39,16 @@ def cases() -> list[Case]:
 
 def check(case: Case) -> None:
     """Raise unless the three programs give the same state after some steps."""
-    loop, advance = case.prepare(_AGREEMENT_STEPS)
+    loop, advance = case.prepare(AGREEMENT_STEPS)
     in_numpy, in_c = _host(loop.state), _host(loop.state)
     expected = _host(advance(loop).state)
-    for _ in range(_AGREEMENT_STEPS):
+    for _ in range(AGREEMENT_STEPS):
         in_numpy = case.numpy_step(in_numpy)
-    case.c_loop(in_c)(_AGREEMENT_STEPS)
+    case.c_loop(in_c)(AGREEMENT_STEPS)
     for name, found in (("NumPy", in_numpy), ("C", in_c)):
         error = max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), found, expected)))
-        if not error <= _AGREEMENT:
-            raise AssertionError(f"{case.name}: after {_AGREEMENT_STEPS} steps {name} differs from JAX by {error:.2g}")
+        if not error <= AGREEMENT:
+            raise AssertionError(f"{case.name}: after {AGREEMENT_STEPS} steps {name} differs from JAX by {error:.2g}")
 
 
 def measure(case: Case, turns: int, clock: Callable[[], float]) -> dict[str, float]:
@@ -76,11 +74,7 @@ def measure(case: Case, turns: int, clock: Callable[[], float]) -> dict[str, flo
             began = clock()
             program()
             best[name] = min(best[name], (clock() - began) / steps * 1e6)
-    return best | {
-        "JAX/C": best["JAX us"] / best["C us"],
-        "NumPy/JAX": best["NumPy us"] / best["JAX us"],
-        "target": case.target,
-    }
+    return best | {"JAX/C": best["JAX us"] / best["C us"], "NumPy/JAX": best["NumPy us"] / best["JAX us"]}
 
 
 def _host(state: Any) -> Any:
@@ -92,22 +86,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--turns", type=int, default=100, help="how often each program is timed")
     parser.add_argument("--case", default="", help="only cases whose name contains this text")
-    parser.add_argument("--clock", choices=_CLOCKS, default="wall", help="cpu counts the process's own seconds")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu counts the process's own seconds")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    table = {}
-    if not arguments.json:
-        print(f"{'case':16}" + "".join(f"{column:>11}" for column in _COLUMNS))
+    report = Report(_COLUMNS, arguments.json)
     for case in cases():
-        if arguments.case not in case.name:
-            continue
-        check(case)
-        table[case.name] = measure(case, arguments.turns, _CLOCKS[arguments.clock])
-        if not arguments.json:
-            numbers = "".join(f"{table[case.name][column]:11.3g}" for column in _COLUMNS)
-            print(f"{case.name:16}{numbers}", flush=True)
-    if arguments.json:
-        print(json.dumps(table, indent=2))
+        if arguments.case in case.name:
+            check(case)
+            report.add(case=case.name, **measure(case, arguments.turns, CLOCKS[arguments.clock]))
+            report.target(f"{case.name}, JAX / C", report.rows[-1]["JAX/C"], "<=", case.target)
+    report.finish()
 
 
 if __name__ == "__main__":

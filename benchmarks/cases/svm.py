@@ -14,7 +14,7 @@ from kernels import Steps, aligned, library, pointer
 
 
 def small() -> Case:
-    return svm("SVM, 500 x 46", *diabetes(), training=500, validation=150, target=2.0, steps=1000)
+    return svm("SVM, 500 x 46", *diabetes(), training=500, validation=150, target=2.0, steps=5000)
 
 
 def large() -> Case:
