@@ -27,7 +27,7 @@ _QUICK = {
     "step": ["--turns", "8"],
     "torch": ["--turns", "8"],
     "public": ["--pympcc", "none"],
-    "dense": ["--sizes", "20", "50", "100", "200", "--pympcc", "none"],
+    "dense": ["--sizes", "20", "50", "100"],
     "svm": ["--pympcc", "none"],
     "networks": ["--nodes", "3"],
 }

@@ -8,6 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullLocator
 
 _NAMES = {"s": "bilevax", "s_mpcc": "pympcc"}
 Curves = dict[tuple[str, str], list[tuple[float, float]]]
@@ -42,6 +43,10 @@ def draw(results: dict[str, Any], folder: Path) -> None:
         style = "-" if program == "bilevax" else "--"
         axes.plot(size, seconds, style, marker=marks[program], color=colour[family], label=f"{family}: {program}")
     axes.set(xscale="log", yscale="log", xlabel="size n", ylabel="seconds")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:g}")
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
     for kind in ("svg", "png"):

@@ -7,8 +7,10 @@ python benchmarks/sklearn_comparison.py [--splits 5] [--json]
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,9 @@ from sklearn.svm import LinearSVC
 
 from bilevax.datasets import libsvm
 from bilevax.sklearn import BilevelSVC
-from data import _folder
 
+# The files of LIBSVM are not in the package, but for one: they come from BILEVAX_DATA, or from beside the checkout.
+FOLDER = Path(os.environ.get("BILEVAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "libsvm"
 DATA = {"diabetes": "diabetes_scale", "heart": "heart_scale", "australian": "australian"}
 GRID = {"linearsvc__C": np.logspace(-4, 3, 15)}
 
@@ -36,7 +39,7 @@ def models(seed: int) -> dict[str, Any]:
 def fits(splits: int) -> Iterator[dict[str, Any]]:
     """Fit every model on every split: three quarters of the rows train, the rest judge."""
     for name, file in DATA.items():
-        rows = libsvm(_folder() / "libsvm" / file)
+        rows = libsvm(FOLDER / file)
         for seed in range(splits):
             X_fit, X_test, y_fit, y_test = train_test_split(
                 rows.features, rows.labels, test_size=0.25, stratify=rows.labels, random_state=seed

@@ -8,9 +8,9 @@ import scipy.sparse as sp
 from jax import Array
 
 import bilevax as bx
+from bilevax.problems import NetworkDesign
 from bilevax.solvers.sflcb import SFLCBState
 from cases.case import Case
-from data import Network
 from kernels import Steps, library, pointer
 
 _SHARE_MARGIN = 1e-6
@@ -19,12 +19,13 @@ _ENDS = ("tail", "head", "origin", "destination")
 _NUMBERS = ("time", "cost", "demand", "outside", "revenue")
 
 
-def network(name: str, net: Network, target: float, steps: int) -> Case:
-    links, pairs = len(net.tail), len(net.origin)
-    supply = np.zeros((net.nodes, pairs))
+def network(name: str, net: NetworkDesign, target: float, steps: int) -> Case:
+    links, pairs, nodes = len(net.tail), len(net.origin), len(net.nodes)
+    arrays = {key: getattr(net, key).astype(np.int32) for key in _ENDS} | {key: getattr(net, key) for key in _NUMBERS}
+    supply = np.zeros((nodes, pairs))
     supply[net.origin, np.arange(pairs)] += 1.0
     supply[net.destination, np.arange(pairs)] -= 1.0
-    data = {key: value for key, value in vars(net).items() if key != "nodes"} | {"supply": supply}
+    data = arrays | {"supply": supply}
 
     def rows(x: Array, y: dict[str, Array], data: dict[str, Array]) -> dict[str, Array]:
         # Scatters of whole link rows: their adjoint, which is the larger part of the step, is a gather. They start
@@ -57,7 +58,7 @@ def network(name: str, net: Network, target: float, steps: int) -> Case:
     )
     solver = bx.SFLCB(0.1, 1.0, 1.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)
     ends = np.concatenate([net.tail, net.head]), np.tile(np.arange(links), 2)
-    incidence = sp.csr_matrix((np.repeat([1.0, -1.0], links), ends), shape=(net.nodes, links))
+    incidence = sp.csr_matrix((np.repeat([1.0, -1.0], links), ends), shape=(nodes, links))
     incidence_transposed = incidence.T.tocsr()
 
     def numpy_system(x, y, slack, multiplier, eta, eta_multiplier, rho, delta):
@@ -91,14 +92,14 @@ def network(name: str, net: Network, target: float, steps: int) -> Case:
 
     def c_loop(state: SFLCBState):
         x, y, z, (s_y,), (s_z,), (u,), (v,) = state
-        work = np.empty(2 * links + net.nodes * pairs)
+        work = np.empty(2 * links + nodes * pairs)
         system = lambda point, slack, multiplier: _System(
             *map(
                 pointer,
                 (point["flow"], point["share"], slack["capacity"], multiplier["capacity"], multiplier["conservation"]),
             )
         )
-        shape = _Network(net.nodes, links, pairs, *(pointer(getattr(net, key)) for key in (*_ENDS, *_NUMBERS)))
+        shape = _Network(nodes, links, pairs, *map(pointer, arrays.values()))
         arguments = Steps.of(solver), shape, pointer(x), system(y, s_y, u), system(z, s_z, v), pointer(work)
 
         def run(count: int, keep_alive: np.ndarray = work) -> None:

@@ -22,7 +22,7 @@ def large() -> Case:
     random = np.random.default_rng(0)
     features = random.standard_normal((20_150, 200)) / np.sqrt(200)
     labels = np.where(features[:, 0] + 0.1 * random.standard_normal(len(features)) > 0, 1.0, -1.0)
-    return svm("SVM, 20000 x 201", features, labels, training=20_000, validation=150, target=1.5, steps=20)
+    return svm("SVM, 20000 x 201", features, labels, training=20_000, validation=150, target=1.5, steps=100)
 
 
 def svm(
