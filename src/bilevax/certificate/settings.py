@@ -7,8 +7,8 @@ import dataclasses
 class CertificateSettings:
     """How a certificate is put together."""
 
-    # Lower-level variables beyond which a start for y is used at once. With fewer it is used only where the solve fails
-    # without it, so that the same is proven whatever the start.
+    # Lower-level variables, or rows, beyond which a start for y is used at once. With fewer it is used only where the
+    # solve fails without it, so that the same is proven whatever the start.
     start_helps: int = 2000
 
 
@@ -41,6 +41,12 @@ class StationaritySettings:
 
     # Variables of the lower level beyond which each test takes seconds: fewer margins and directions are tried.
     many_variables: int = 2000
+    # Active rows from which on the strong test is first tried with w = 0, how often its rows are changed, how often its
+    # systems are refined, and the iterations for its radius.
+    many_rows: int = 200
+    radius_iterations: int = 100
+    relaxed_rounds: int = 20
+    refinements: int = 4
     # Weakly active rows up to which the pieces are listed even where the strong test has answered.
     few_weak_rows: int = 6
     # Programs of the strong test, one for each branch, and the work for all of them, in unknowns and nonzeros.

@@ -55,7 +55,7 @@ class Hyperobjective:
         """Solve the lower level at x, and evaluate f there."""
         flat = self._flat
         point = flat.x_flat(x)
-        with blas_threads(max(flat.n_x, flat.n_y, flat.rows.A.shape[0])):
+        with blas_threads(max(flat.n_y, min(flat.rows.A.shape[0], 2 * flat.n_y))):
             phi = evaluate(flat, point)
         outcome = phi.lower.outcome
         missing = smallest_relaxation_at(flat, point) if outcome is Outcome.INFEASIBLE else 0.0

@@ -60,6 +60,7 @@ class FlatProblem:
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = trees.size(self.x_like), trees.size(self.y_like)
         self._patterns: dict[Any, Pattern] = {}
+        self._last_blocks: tuple[tuple[sp.csc_matrix, ...], sp.csc_matrix] | None = None
         self._of_user: dict[str, Any] = {}  # what is found out once, in the user's units
         self.scales = Scales.ones(self.n_x, self.n_y, trees.size(self.row_shapes))
 
@@ -275,6 +276,10 @@ class FlatProblem:
         """Return the second derivative of f in (x, y) as one sparse matrix."""
         if (quadratic := self.quadratics["upper"]) is not None:
             return quadratic.hessian
+        if self.n_x > DENSE_COLUMNS >= self.n_y:  # by its blocks, or all entries would be probed for the few in y
+            of_x, of_y = (self.hessian("upper", of, of, x, y) for of in ("x", "y"))
+            crossed = self.hessian("upper", "x", "y", x, y)
+            return self._joined(of_x, crossed, of_y)
         both = np.concatenate([self.scales.x, self.scales.y])
 
         def products(directions: np.ndarray) -> np.ndarray:
@@ -283,6 +288,14 @@ class FlatProblem:
             return self.scales.upper * both * np.asarray(images)
 
         return self._joint_pattern("upper").evaluate(products)
+
+    def _joined(self, of_x: sp.csc_matrix, crossed: sp.csc_matrix, of_y: sp.csc_matrix) -> sp.csc_matrix:
+        """Return the whole second derivative of f, the last one where no block has changed."""
+        blocks = of_x, crossed, of_y
+        last = self._last_blocks
+        if last is None or any(new is not old for new, old in zip(blocks, last[0], strict=True)):
+            self._last_blocks = last = blocks, sp.block_array([[of_x, crossed], [crossed.T, of_y]], format="csc")
+        return last[1]
 
     def _pattern(self, level: Level, of: Variable, by: Variable) -> Pattern:
         size = {"x": self.n_x, "y": self.n_y}
@@ -313,6 +326,12 @@ class FlatProblem:
     def properties(self, level: Level) -> FunctionProperties:
         """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
         return _properties(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
+
+    @functools.cached_property
+    def upper_is_convex(self) -> bool:
+        """Whether f is proven to be convex in x and y together."""
+        of_both = analyse_objective(self.problem, "upper", self.x_like, self.y_like, jointly=True)
+        return of_both.convexity == "proven"
 
     @functools.cached_property
     def lower_is_quadratic(self) -> bool:

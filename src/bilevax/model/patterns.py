@@ -66,6 +66,11 @@ class Pattern:
         transposed
             The same as ``products`` for the transposed matrix: the shorter way to one with few rows and many columns.
         """
+        if self.last is None and self.shape[0] > DENSE_COLUMNS:  # perhaps there is nothing: one product tells
+            nothing = sp.csc_matrix(self.shape)
+            if not products(self.probe()[None]).any():
+                self.last = nothing
+                return nothing
         if self.dense and (self.last is None or (self.varies and known is None)):
             self.last = self._in_full(products, transposed)
             return self.last

@@ -38,7 +38,8 @@ _ROUNDS = 4  # of fitting with outliers counting less
 _REFINEMENTS = 3
 _MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense algebra
 _MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
-_MOST_ENTRIES = 200_000  # of one matrix; more are sampled
+_MOST_ENTRIES = 200_000  # of one matrix; more are sampled,
+_MOST_IN_A_ROW = 8  # and so are those of a row where more than these unknowns make the fit iterative
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
 
@@ -230,6 +231,8 @@ class _Fit:
         if isinstance(matrix, np.ndarray):
             row, column = np.nonzero(matrix)
             data = matrix[row, column]
+        elif self.count > _MOST_UNKNOWNS and matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]:
+            row, column, data = _few_of_each_row(sp.csr_matrix(matrix))
         else:
             entries = sp.coo_matrix(matrix)
             row, column, data = entries.row, entries.col, entries.data
@@ -260,6 +263,17 @@ class _Fit:
             off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
+
+
+def _few_of_each_row(matrix: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows, columns and numbers of some entries of each row, taken at random: at most so many."""
+    entries, random = np.diff(matrix.indptr), np.random.default_rng(0)
+    full = np.flatnonzero(entries > 0)
+    few = np.minimum(entries[full], _MOST_IN_A_ROW)
+    share = (np.arange(_MOST_IN_A_ROW) + random.random((len(full), _MOST_IN_A_ROW))) / few[:, None]
+    place = matrix.indptr[full][:, None] + (share * entries[full][:, None]).astype(int)
+    used = np.arange(_MOST_IN_A_ROW) < few[:, None]
+    return np.repeat(full, few), matrix.indices[place[used]], matrix.data[place[used]]
 
 
 def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:

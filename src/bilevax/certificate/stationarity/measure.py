@@ -22,6 +22,8 @@ if some (w, xi) with ``H w + a' xi = -grad_y f`` puts ``-(grad_x f + G' w + b' x
 Then no direction descends. Combinations of rows with a' xi = 0 are the normals of {x : the lower level is feasible}, so
 that its border is covered as well. The distance is the least violation of these conditions.
 
+Most of all where w = 0 will do (`relaxed`): with many more active rows than variables that is looked at first.
+
 *Strong in branches*: the conditions of weakly active rows are sufficient, but not necessary, since in any direction
 such a row gets slack or a multiplier, not both. `strong` tells both cases apart, row by row, as far as needed.
 
@@ -48,6 +50,7 @@ from bilevax.certificate.stationarity.distances import distance_to_cone, hull_di
 from bilevax.certificate.stationarity.multipliers import MultiplierSet, unique_multipliers
 from bilevax.certificate.stationarity.pieces import adjacent_pieces, common_gradient, steepest_descent
 from bilevax.certificate.stationarity.radius import radius
+from bilevax.certificate.stationarity.relaxed import relaxed_distance
 from bilevax.certificate.stationarity.strong import strong_distance, strong_system
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.problem import ConvexSolution
@@ -83,6 +86,8 @@ class Stationarity:
         Whether the active rows are independent, and their smallest singular value.
     strict_complementarity, complementarity_margin
         Whether every active row has a positive multiplier, and the smallest of max(slack, multiplier) over the rows.
+    relaxed
+        Whether x is stationary even if y need not be optimal for the lower level: see `relaxed`.
     """
 
     value: float
@@ -95,6 +100,7 @@ class Stationarity:
     smallest_singular_value: float
     strict_complementarity: bool
     complementarity_margin: float
+    relaxed: bool = False
 
 
 def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationarity:
@@ -116,7 +122,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         try:
             result = _measure_with(point, active, gap, lower.unique)
             if best is None or result.value < max(best.value, best.radius):
-                result = dataclasses.replace(result, radius=radius(point, active))
+                result = dataclasses.replace(result, radius=radius(point, active, not result.relaxed))
         except OutOfTime:
             if best is None:
                 raise
@@ -126,7 +132,8 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         elif max(result.value, result.radius) < max(best.value, best.radius):
             # LICQ, complementarity and the like stay those of the tightest margin; only the distance improves.
             test = f"{result.test}, {_describe(margin)}"
-            best = dataclasses.replace(best, value=result.value, radius=result.radius, test=test)
+            better = {"value": result.value, "radius": result.radius, "test": test, "relaxed": result.relaxed}
+            best = dataclasses.replace(best, **better)
         if max(best.value, best.radius) <= TOLERANCES.settled:
             break
     assert best is not None
@@ -155,16 +162,23 @@ class _Distance(NamedTuple):
     pieces: tuple[np.ndarray, ...]
     hypergradient: np.ndarray | None
     strict: bool
+    relaxed: bool = False
 
 
 def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, unique_y: bool) -> Stationarity:
     """Return the stationarity of x with these rows active, its radius not measured yet."""
     smallest = smallest_singular_value(active.a)
     independent = smallest > TOLERANCES.independent
+    if active.a.shape[0] > max(STATIONARITY.many_rows, active.a.shape[1]) and (found := _at_once(point, active)):
+        return _result(found, active, smallest, gap)
     unique = np.ones(len(active.weak), bool) if independent else unique_multipliers(active.a)
     smooth = unique_y and unique.all() and not active.weak.any()
     gradient = piece_gradient(point, active.a, active.b) if smooth else None
     found = _on_kink(point, active, unique) if gradient is None else _on_piece(point, gradient)
+    return _result(found, active, smallest, gap)
+
+
+def _result(found: _Distance, active: ActiveRows, smallest: float, gap: float) -> Stationarity:
     return Stationarity(
         value=found.distance / found.scale,
         radius=np.inf,
@@ -172,11 +186,20 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, uniqu
         scale=found.scale,
         pieces=found.pieces,
         hypergradient=found.hypergradient,
-        licq=independent and active.count_before_merging == active.a.shape[0],
+        licq=smallest > TOLERANCES.independent and active.count_before_merging == active.a.shape[0],
         smallest_singular_value=smallest,
         strict_complementarity=found.strict,
         complementarity_margin=gap,
+        relaxed=found.relaxed,
     )
+
+
+def _at_once(point: PointDerivatives, active: ActiveRows) -> _Distance | None:
+    """Return the result of the strong test with w = 0, where that settles it."""
+    distance, scale = relaxed_distance(point, active), 1 + float(np.linalg.norm(point.f_x))
+    if not distance <= TOLERANCES.settled * scale:
+        return None
+    return _Distance(distance, scale, "strong with w = 0", (), None, not active.weak.any(), relaxed=True)
 
 
 def _on_piece(point: PointDerivatives, gradient: np.ndarray) -> _Distance:

@@ -2,29 +2,36 @@
 
 import numpy as np
 import scipy.sparse as sp
+import scipy.sparse.linalg as spl
 
+from bilevax._support.division import positive
+from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.stationarity.least_norm import least_norm
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import ActiveRows
-from bilevax.exact.sensitivity import PointDerivatives
+from bilevax.exact.sensitivity import PointDerivatives, solve_kkt
+from bilevax.exact.settings import EXACT_SETTINGS
 
 
-def radius(point: PointDerivatives, active: ActiveRows) -> float:
+def radius(point: PointDerivatives, active: ActiveRows, multipliers: bool = True) -> float:
     """Return the length of the shortest step of x, in natural units, after which no margin is needed.
 
     To first order y and the multipliers follow a step dx by ``mixed dx + H dy + a' dl = 0``. The step closes the slack
     of every active row, ``a dy + b dx = slack``, takes the multipliers of weakly active rows to zero,
     ``dl = -multiplier``, and moves x onto the sides of X that count as active. Where no step does all of this, what is
-    missing is added to the length, with a large weight.
+    missing is added to the length, with a large weight. A test that does not look at ``multipliers`` asks nothing of
+    them.
     """
-    slack, excess = active.slack, np.where(active.weak, active.multiplier, 0.0)
+    slack, excess = active.slack, np.where(active.weak & multipliers, active.multiplier, 0.0)
     if (
         max(slack.max(initial=0.0), excess.max(initial=0.0), point.normal_slack.max(initial=0.0))
         <= TOLERANCES.exactly_zero
     ):
         return 0.0
+    if not multipliers and (bound := _bound(point, active)) <= TOLERANCES.settled:
+        return bound
     n_x, n_y, count, cone = len(point.f_x), len(point.f_y), len(slack), point.normals.shape[0]
-    weak = np.flatnonzero(active.weak)
+    weak = np.flatnonzero(active.weak & multipliers)
     fitted = count + len(weak) + cone
     misfit, zero = sp.eye(fitted, format="csr") / TOLERANCES.misfit_weight, sp.csr_matrix
     of_weak = sp.eye(count, format="csr")[weak]
@@ -42,3 +49,20 @@ def radius(point: PointDerivatives, active: ActiveRows) -> float:
     scaled = [(left, right / size) for left, right in equations]
     answer = least_norm(n_x + fitted, n_x + fitted + n_y + count, scaled, np.zeros(0, int))
     return np.inf if answer is None else answer.distance * size
+
+
+def _bound(point: PointDerivatives, active: ActiveRows) -> float:
+    """Return an upper bound of the radius where multipliers need not change: x closes the slacks alone.
+
+    y follows it, and what that leaves open counts as missing.
+    """
+    rows, slack = sp.vstack([active.b, point.normals], format="csr"), np.concatenate([active.slack, point.normal_slack])
+    length = positive(spl.norm(rows, axis=1))
+    accuracy, most = EXACT_SETTINGS.rows_accuracy, STATIONARITY.radius_iterations
+    step = spl.lsmr(sp.diags(1 / length) @ rows, slack / length, atol=accuracy, btol=accuracy, maxiter=most)[0]
+    follows = solve_kkt(point.hessian, active.a[:0], -(point.mixed @ step))
+    if follows is None:
+        return np.inf
+    left = slack - rows @ step
+    left[: active.a.shape[0]] -= active.a @ follows
+    return float(np.hypot(np.linalg.norm(step), TOLERANCES.misfit_weight * np.linalg.norm(left)))

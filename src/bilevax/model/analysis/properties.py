@@ -159,10 +159,12 @@ def analyse_objective(
     y_like: Any,
     *,
     points: tuple[np.ndarray, np.ndarray] | None = None,
+    jointly: bool = False,
 ) -> FunctionProperties:
     """Return what f ("upper") or g ("lower") of a problem is, with the bounds of its sets, as `analyse` does.
 
-    ``x_like`` and ``y_like`` are shapes in the user's structure.
+    ``x_like`` and ``y_like`` are shapes in the user's structure. If ``jointly``, it is that of the function of y alone
+    whose y is x and y together.
     """
     fn = on_flat_vectors(problem, level, x_like, y_like)
     bounds = [
@@ -170,6 +172,10 @@ def analyse_objective(
         for part, like in ((problem.x_set, x_like), (problem.y_set, y_like))  #
     ]
     sizes = trees.size(x_like), trees.size(y_like)
+    if jointly:
+        (x_low, x_high), (y_low, y_high) = bounds
+        both = np.concatenate([x_low, y_low]), np.concatenate([x_high, y_high])
+        return analyse(lambda _, v: fn(v[: sizes[0]], v[sizes[0] :]), 0, sum(sizes), y_bounds=both)
     return analyse(fn, *sizes, x_bounds=bounds[0], y_bounds=bounds[1], points=points)
 
 

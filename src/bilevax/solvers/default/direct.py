@@ -62,8 +62,10 @@ class Direct:
         best, converged = start, False
         for name, basin in basins.items():
             if basin is not None:
-                descent = descend(pieces, basin, rtol)
-                point, finished = yield from diary.phase(f"exact descent from {name}", descent)
+                point, finished = basin, False
+                if pieces.descends:
+                    descent = descend(pieces, basin, rtol)
+                    point, finished = yield from diary.phase(f"exact descent from {name}", descent)
                 if best is None or (finished, -point.value) > (converged, -best.value):
                     best, converged = point, finished
         if best is None:
@@ -102,7 +104,7 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
         pull = np.abs(pieces.algebra.gradient(there, start.y)).max(initial=0.0)
         multiplier = max(start.multiplier[inequality].max(), 1e-3 * pull, 1e-6)
         slack = np.median(np.abs(start.slack[inequality])) + 1e-3
-        compliance = np.diag(pieces.algebra.expand(there, start.y, start.multiplier).compliance)[inequality].mean()
+        compliance = pieces.algebra.expand(there, start.y, start.multiplier).compliance.diagonal()[inequality].mean()
         first = Barrier(SMOOTHING.barrier * multiplier * slack, SMOOTHING.softness * float(compliance), kappa=0.0)
         return CentralPath(lower, lower.start(start.x, start.y), first)
 

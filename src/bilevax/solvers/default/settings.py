@@ -18,6 +18,9 @@ class Sizes:
     eigenvalues: int = 400  # up to here a nonconvex dense Hessian is made convex by its eigenvalues
     as_array: int = 1500  # up to here a sparse Hessian is made convex as an array
     directions: int = 400  # up to here the directions of y are the cheaper way to the second derivatives of a piece
+    few_rows: int = 500  # up to here the compliance of rows is an array even where they are more than the variables
+    entries_of_an_array: int = 1_000_000  # zeros included, up to which the rows' part in x is an array
+    few_variables: int = 1500  # of the lower level, up to which any number of rows is no reason against arrays
     newton: int = 1000  # entries of x up to which second derivatives of the smoothed objective pay
 
 
@@ -157,6 +160,10 @@ class Programs:
     proof: float = 1e-10  # KKT residual of a program solved by its rows
     holds: float = 1e-7  # violation that the answer of a program may have, relative
     interior: float = 1e-11  # tolerance of interior points
+    interior_steps: int = 60  # of the interior point on eliminated programs,
+    near: float = 1e-6  # its residuals, relative, from which on active rows are taken for equations,
+    near_gap: float = 1e-8  # and the mean of multiplier * slack,
+    reach: float = 0.99  # and the share of the way to the boundary that its steps go
     most_to_sharpen: int = 2500  # variables and active rows
     most_to_sharpen_on_balls: int = 1000
     sharpening: int = 8  # Newton steps on balls

@@ -70,7 +70,8 @@ class Default(HostSolver):
         An earlier answer, known by its ``multipliers``, skips the smoothing: they tell which rows are active.
         """
         if self.variant != "first-order":
-            flat = equilibrated(flat, flat.x_tree(x0), None if y0 is None else flat.y_tree(y0))
+            with blas_threads(flat.n_y):
+                flat = equilibrated(flat, flat.x_tree(x0), None if y0 is None else flat.y_tree(y0))
         scales = flat.scales
         in_units = None if multipliers is None else multipliers / scales.rows * scales.lower
         start = x0 / scales.x, None if y0 is None else y0 / scales.y
@@ -91,11 +92,14 @@ class Default(HostSolver):
         """The search in the units of ``flat``."""
         diary.learner(lambda: flat)  # a Hessian seen once is used again while it holds
         rows = trees.size(flat.row_shapes)
-        size = max(flat.n_x, flat.n_y, rows + flat.y_rows.matrix.shape[0])
-        upper, dense = UpperSet(flat.x_rows), size <= SIZES.largest_dense
+        constraints = rows + flat.y_rows.matrix.shape[0]
+        size = max(flat.n_x, flat.n_y, constraints)
+        # With few y, many rows and many x are no reason against arrays: see `dense_algebra`.
+        few = flat.n_y <= SIZES.few_variables and flat.n_y * constraints <= SIZES.largest_dense**2
+        upper, dense = UpperSet(flat.x_rows), size <= SIZES.largest_dense or few
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
         direct = self.variant != "first-order" or multipliers is not None
-        with blas_threads(size):
+        with blas_threads(flat.n_y if few else size):
             phi = phi_of(flat) if direct else None
             if phi is not None:
                 descent = hypergradient_descent(phi, upper, x, y, rtol)

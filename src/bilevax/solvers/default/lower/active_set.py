@@ -76,7 +76,7 @@ class DenseLower:
             if solved is None:
                 return answer
             multiplier, active = solved
-            step = free_step - expansion.inverse_rows @ multiplier
+            step = free_step - expansion.pushed(multiplier)
             leaving = domain.leaves(y, step)
             target = domain.bent(y, step) if leaving else y + step
             there = self.flat.lower_derivatives(x, target)

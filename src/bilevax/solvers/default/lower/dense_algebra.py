@@ -2,21 +2,24 @@
 
 With H the lower Hessian and R the constraints' normals at a point, the *compliance* ``S = R H^-1 R'`` tells by how much
 a multiplier moves the constraints. It turns the lower level around that point into a problem in as many unknowns as
-there are constraints, and is computed once where g is quadratic.
+there are constraints, and is computed once where g is quadratic. With many more constraints than variables it is kept
+as a product, and systems are solved in the space of the variables: the smaller side of one formula.
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
+from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
-from bilevax.solvers.default.lower.rows import LowerRows
+from bilevax.solvers.default.lower.rows import LowerRows, as_array
 from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored
-from bilevax.solvers.default.settings import ALGEBRA
+from bilevax.solvers.default.programs.complementarity import Product
+from bilevax.solvers.default.settings import ALGEBRA, SIZES
 from bilevax.solvers.diary import Learning
 
 
@@ -24,21 +27,31 @@ from bilevax.solvers.diary import Learning
 class Expansion:
     """The quadratic model of the lower level around a point, reduced to its constraints.
 
-    ``factor`` is the Cholesky factor of H, or H's diagonal where that is all of it. ``slope`` is the derivative in x of
-    the constraints' values where y follows x with all multipliers held.
+    ``factor`` is the Cholesky factor of H, or H's diagonal where that is all of it; ``B`` is the constraints' part in
+    x.
     """
 
     factor: np.ndarray
     hessian: sp.csc_matrix
-    mixed: np.ndarray
+    mixed: Any
     rows: np.ndarray
-    inverse_rows: np.ndarray
-    compliance: np.ndarray
-    slope: np.ndarray
+    B: Any
+    compliance: np.ndarray | Product
 
     def solve(self, right: np.ndarray) -> np.ndarray:
         """Apply H^-1."""
         return _solve(self.factor, right)
+
+    def pushed(self, multiplier: np.ndarray) -> np.ndarray:
+        """Return by how much multipliers push y back: H^-1 times what they add to the gradient."""
+        if isinstance(self.compliance, Product):
+            return self.solve(self.rows.T @ multiplier)
+        return self.inverse_rows @ multiplier
+
+    @functools.cached_property
+    def inverse_rows(self) -> np.ndarray:
+        """H^-1 times the normals."""
+        return self.solve(self.rows.T)
 
     @functools.cached_property
     def rounding(self) -> float:
@@ -48,19 +61,25 @@ class Expansion:
     @functools.cached_property
     def inverse_mixed(self) -> np.ndarray:
         """H^-1 times the mixed derivative."""
-        return self.solve(self.mixed)
+        return self.solve(as_array(self.mixed))
+
+    @functools.cached_property
+    def slope(self) -> np.ndarray:
+        """The derivative in x of the constraints' values where y follows x with all multipliers held."""
+        return as_array(self.B) - self.inverse_rows.T @ as_array(self.mixed)
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseFactor:
-    """Solves with ``K = [H, R'; R, -give]``; ``factor`` is that of ``S + give``."""
+    """Solves with ``K = [H, R'; R, -give]``; ``factor`` is that of ``S + give``, or of ``I + W' give^-1 W``."""
 
     expansion: Expansion
+    give: np.ndarray
     factor: np.ndarray
     general: int
 
     @property
-    def mixed(self) -> np.ndarray:
+    def mixed(self) -> Any:
         """The derivative of grad_y g in x."""
         return self.expansion.mixed
 
@@ -68,12 +87,22 @@ class DenseFactor:
         """Return the solution, one part for y and one for the constraints."""
         expansion = self.expansion
         free = expansion.solve(along_y)
+        if isinstance(expansion.compliance, Product):
+            multiplier = self._in_variables(expansion.compliance, expansion.rows @ free - along_rows)
+            return free - expansion.pushed(multiplier), multiplier
         multiplier = solve_factored(self.factor, expansion.rows @ free - along_rows)
         return free - expansion.inverse_rows @ multiplier, multiplier
 
-    def response(self, B: np.ndarray) -> np.ndarray:
+    def _in_variables(self, compliance: Product, right: np.ndarray) -> np.ndarray:
+        """Solve with ``W W' + give`` in as many unknowns as W has columns, refined once."""
+        half, give = compliance.half, self.give if right.ndim == 1 else self.give[:, None]
+        rough = lambda right: (right - half @ solve_factored(self.factor, half.T @ (right / give))) / give
+        answer = rough(right)
+        return answer + rough(right - compliance @ answer - give * answer)
+
+    def response(self, B: Any) -> np.ndarray:
         """Return the derivatives in x of y and of the general rows' multipliers, one row for each x."""
-        along_y, along_rows = self.solve(-self.mixed, -B)
+        along_y, along_rows = self.solve(-as_array(self.mixed), -as_array(B))
         return np.vstack([along_y, along_rows[: self.general]]).T
 
 
@@ -121,12 +150,19 @@ class DenseAlgebra(Learning):
         except np.linalg.LinAlgError as error:
             raise FloatingPointError(str(error)) from error
         if not self.rows.count:
-            return DenseFactor(expansion, np.zeros((0, 0)), 0)
-        compliance = lifted(expansion.compliance, give + expansion.rounding)
-        factor, failed = lapack.dpotrf(compliance.T, clean=0, overwrite_a=True)
+            return DenseFactor(expansion, give, np.zeros((0, 0)), 0)
+        compliance = expansion.compliance
+        give = give + expansion.rounding
+        if isinstance(compliance, Product):
+            scaled = compliance.half / np.sqrt(give)[:, None]
+            system = lifted(scaled.T @ scaled, 1.0)
+        else:
+            system = lifted(compliance, give)
+        clock.check()
+        factor, failed = lapack.dpotrf(system.T, clean=0, overwrite_a=True)
         if failed:
             raise FloatingPointError("the compliance is not positive definite")
-        return DenseFactor(expansion, factor, self.rows.general)
+        return DenseFactor(expansion, give, factor, self.rows.general)
 
     def expand(self, there: LowerDerivatives, y: np.ndarray, multiplier: np.ndarray) -> Expansion:
         """Return the model at a point, reusing the last where nothing of it has changed."""
@@ -138,23 +174,20 @@ class DenseAlgebra(Learning):
             raise FloatingPointError("the lower objective has a second derivative that is not finite")
         if balls:
             hessian = sp.csc_matrix(hessian + sp.diags(self.rows.curvature(multiplier)))
-        diagonal, mixed_dense, rows = hessian.diagonal(), mixed.toarray(), self.rows.normals(y)
+        diagonal, rows = hessian.diagonal(), self.rows.normals(y)
         dense = None if hessian.nnz == np.count_nonzero(diagonal) == len(diagonal) else hessian.toarray()
         if self.lift == 0.0 and self._is_flat(diagonal, dense):
             self.lift = ALGEBRA.lift * max(np.abs(diagonal).max(), 1e-3)
         # The entropy of many shares has a diagonal Hessian: no reason to factorise it.
         plain = dense is None and diagonal.min() > 0
         factor = diagonal + self.lift if plain else factorise_nearly(lifted(hessian.toarray(), self.lift))
-        inverse_rows = _solve(factor, rows.T)
-        compliance = rows @ inverse_rows
         expansion = Expansion(
             factor=factor,
             hessian=hessian,
-            mixed=mixed_dense,
+            mixed=mixed if mixed.shape[0] * mixed.shape[1] > SIZES.entries_of_an_array else mixed.toarray(),
             rows=rows,
-            inverse_rows=inverse_rows,
-            compliance=0.5 * (compliance + compliance.T),
-            slope=self.rows.B - inverse_rows.T @ mixed_dense,
+            B=self.rows.B,
+            compliance=_compliance(factor, rows),
         )
         if not balls:
             self._cached = (hessian, mixed, expansion)
@@ -169,6 +202,15 @@ class DenseAlgebra(Learning):
             return False
         unit = 1 / np.sqrt(np.where(self.ordinary, np.max(usual, initial=0.0), diagonal))
         return bool(np.linalg.eigvalsh(dense * np.outer(unit, unit))[0] < ALGEBRA.flat)
+
+
+def _compliance(factor: np.ndarray, rows: np.ndarray) -> np.ndarray | Product:
+    """Return ``R H^-1 R'``: as a product where there are many more rows than variables."""
+    count, size = rows.shape
+    if count > max(SIZES.few_rows, 2 * size):
+        return Product(rows / np.sqrt(factor) if factor.ndim == 1 else lapack.dtrtrs(factor, rows.T, trans=1)[0].T)
+    compliance = rows @ _solve(factor, rows.T)
+    return 0.5 * (compliance + compliance.T)
 
 
 def _solve(factor: np.ndarray, right: np.ndarray) -> np.ndarray:

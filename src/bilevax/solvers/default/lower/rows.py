@@ -17,15 +17,16 @@ import scipy.sparse as sp
 from bilevax.model.compressed_rows import on_top, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 from bilevax.model.set_rows import BallConstraint
+from bilevax.solvers.default.settings import SIZES
 
 
 @dataclasses.dataclass(frozen=True)
 class LowerRows:
     """All constraints of the lower level.
 
-    ``A`` and ``B`` are arrays for dense linear algebra, sparse matrices for sparse. The first ``general`` constraints
-    are rows with the places ``origin`` among those of the coupling followed by those of Y, and were multiplied by
-    ``scale``; then come bounds ``sign * y[column] <= c``.
+    ``A`` and ``B`` are arrays for dense linear algebra (``B`` up to a size), sparse matrices for sparse. The first
+    ``general`` constraints are rows with the places ``origin`` among those of the coupling followed by those of Y, and
+    were multiplied by ``scale``; then come bounds ``sign * y[column] <= c``.
     """
 
     A: Any
@@ -132,7 +133,7 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
     B = on_top([scaled(B[origin], scale, ones[0]), sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)])
     return LowerRows(
         A=A if sparse else A.toarray(),
-        B=B if sparse else B.toarray(),
+        B=B if sparse or B.shape[0] * B.shape[1] > SIZES.entries_of_an_array else B.toarray(),
         c=np.concatenate([c, -low[at_low], high[at_high], np.zeros(balls)]),
         equalities=int(equal.sum()),
         general=len(origin),
@@ -142,6 +143,11 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
         sign=side,
         balls=simple.balls,
     )
+
+
+def as_array(matrix: Any) -> np.ndarray:
+    """Return a matrix, sparse or not, as an array."""
+    return matrix.toarray() if sp.issparse(matrix) else matrix
 
 
 def _independent(rows: sp.csr_matrix) -> np.ndarray:

@@ -58,6 +58,8 @@ class DensePieces:
     def __init__(self, flat: FlatProblem, upper: UpperSet, algebra: DenseAlgebra, domain: Domain):
         self.flat, self.upper, self.algebra, self.rows = flat, upper, algebra, algebra.rows
         self.lower = DenseLower(flat, algebra.rows, algebra, domain)
+        # A step is a program in x: too large where only the lower level is small.
+        self.descends = max(flat.n_x, algebra.rows.count) <= SIZES.largest_dense
         self._expanded: tuple[ExactPoint, Expansion] | None = None
         self._in_rows: tuple[Expansion, sp.csc_matrix, np.ndarray] | None = None
 

@@ -70,6 +70,7 @@ class SparsePieces:
 
     resolution = EXACT.sparse_resolution
     lands_anywhere = False
+    descends = True
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, central: CentralLower):
         self.flat, self.upper, self.central, self.rows = flat, upper, central, central.rows

@@ -4,16 +4,52 @@ They are the duals of strictly convex quadratic programs: the lower level's own,
 exactly by active-set methods.
 """
 
+from typing import Any
+
 import numpy as np
+import scipy.linalg
 from scipy.linalg import lapack
 
+from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax.solvers.default.programs.cholesky import factorise_nearly, refined_solver, solve_factored
 from bilevax.solvers.default.settings import PROGRAMS
 
 
+class Product:
+    """A compliance ``half half'`` of more rows than it has rank, never multiplied out; otherwise as an array."""
+
+    def __init__(self, half: np.ndarray):
+        self.half = half
+
+    def __matmul__(self, multiplier: np.ndarray) -> np.ndarray:
+        return self.half @ (self.half.T @ multiplier)
+
+    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+        rows, columns = (part.ravel() if isinstance(part, np.ndarray) else part for part in index)
+        return self.half[rows] @ self.half[columns].T
+
+    def diagonal(self) -> np.ndarray:
+        """Return its diagonal."""
+        return np.einsum("ij,ij->i", self.half, self.half)
+
+    def independent(self, rows: np.ndarray, kept: int) -> np.ndarray:
+        """Return what `independent_rows` does, by a pivoted QR factorisation."""
+        ahead, behind = self.half[rows[:kept]].T, self.half[rows[kept:]].T
+        if kept:  # what the kept rows leave of the others
+            basis = np.linalg.qr(ahead)[0]
+            behind = behind - basis @ (basis.T @ behind)
+        triangle, order = scipy.linalg.qr(behind, mode="r", pivoting=True, check_finite=False)
+        largest = positive(float(np.linalg.norm(self.half[rows], axis=1).max()))
+        rank = int(np.sum(np.abs(triangle.diagonal()) > np.sqrt(PROGRAMS.zero) * largest))
+        return np.concatenate([rows[:kept], np.sort(rows[kept:][order[:rank]])])
+
+
+AnyCompliance = np.ndarray | Product
+
+
 def solve_complementarity(
-    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, active: np.ndarray
+    compliance: AnyCompliance, free: np.ndarray, inequality: np.ndarray, active: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Solve ``0 <= multiplier _|_ free - compliance multiplier <= 0`` (equality rows: value 0, multiplier of any sign).
 
@@ -23,12 +59,17 @@ def solve_complementarity(
     if len(free) == 0:
         return np.zeros(0), np.zeros(0, bool)
     size = 1 + np.abs(free).max()
-    answer = _pivot(compliance, free, inequality, active, size)
+    answer = _pivot(compliance, free, inequality, active, size) if _fits(compliance, active) else None
     return _one_by_one(compliance, free, inequality, active, size) if answer is None else answer
 
 
+def _fits(compliance: AnyCompliance, active: np.ndarray) -> bool:
+    """Return whether so many rows can be active at once without depending on each other."""
+    return isinstance(compliance, np.ndarray) or active.sum() <= compliance.half.shape[1]
+
+
 def _one_by_one(
-    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
+    compliance: AnyCompliance, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The dual active-set method of Goldfarb and Idnani: multipliers stay nonnegative, violated rows enter in turn.
 
@@ -46,7 +87,8 @@ def _one_by_one(
         rows = rows[~negative]
     settled, seen = np.zeros(len(free), bool), set()
     for _ in range(20 * len(free) + 100):
-        state = np.sort(rows).tobytes(), settled.tobytes()
+        clock.check()
+        state = np.sort(rows).tobytes(), int(settled.sum())  # what is settled stays so
         if state in seen:
             return None  # the active rows determine the multipliers: it would cycle
         seen.add(state)
@@ -85,27 +127,29 @@ def _one_by_one(
     return None
 
 
-def _solve_active(compliance: np.ndarray, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _solve_active(compliance: AnyCompliance, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
     return solve_factored(factorise_nearly(compliance[np.ix_(rows, rows)]), right) if len(rows) else right
 
 
-def independent_rows(compliance: np.ndarray, rows: np.ndarray, kept: int = 0) -> np.ndarray:
+def independent_rows(compliance: AnyCompliance, rows: np.ndarray, kept: int = 0) -> np.ndarray:
     """Return a largest set of independent rows, by pivoted Cholesky of their compliance; the first ``kept`` stay."""
     if len(rows) <= kept:
         return rows
+    if isinstance(compliance, Product):
+        return compliance.independent(rows, kept)
     inner = compliance[np.ix_(rows, rows)]
     if kept:  # what the kept rows leave of the others
         ahead, behind = inner[:kept, :kept], inner[:kept, kept:]
         inner = inner[kept:, kept:] - behind.T @ solve_factored(factorise_nearly(ahead), behind)
-    tolerance = PROGRAMS.zero * positive(float(np.diag(compliance)[rows].max()))
+    tolerance = PROGRAMS.zero * positive(float(compliance.diagonal()[rows].max()))
     _, pivots, rank, _ = lapack.dpstrf(inner, lower=1, tol=tolerance)
     return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
 
 def _pivot(
-    compliance: np.ndarray, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
+    compliance: AnyCompliance, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    stiffness = np.where(np.diag(compliance) > 1e-12, 1 / np.maximum(np.diag(compliance), 1e-12), 1.0)
+    stiffness = np.where(compliance.diagonal() > 1e-12, 1 / np.maximum(compliance.diagonal(), 1e-12), 1.0)
     seen = set()
 
     def solve_on(active: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,12 +161,13 @@ def _pivot(
         return multiplier, value, active & inequality & (multiplier < -PROGRAMS.zero * (1 + np.abs(multiplier).max()))
 
     for _ in range(PROGRAMS.pivots):
+        clock.check()
         try:
             multiplier, value, dropped = solve_on(active)
             added = ~active & (value > PROGRAMS.zero * size)
             finished = not (dropped.any() or added.any())
             touched = active | (value > 1e-15 * size)
-            if finished and touched.sum() > active.sum():
+            if finished and touched.sum() > active.sum() and _fits(compliance, touched):
                 # Rows violated by rounding become active if they can: on a kink Phi would show the difference.
                 closer = solve_on(touched)
                 if not closer[2].any() and closer[1].max() < value.max():
@@ -144,4 +189,6 @@ def _pivot(
         else:
             seen.add(key)
             active = (active & ~dropped) | added
+        if not _fits(compliance, active):
+            return None
     return None

@@ -40,6 +40,14 @@ def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
     size = positive(np.abs(hessian.data).max(initial=0.0))
     if hessian.count_nonzero() == np.count_nonzero(diagonal):
         return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
+    coupled = np.diff(hessian.indptr) > (diagonal != 0)
+    if coupled.sum() < len(coupled):  # variables that stand alone are convex or not by themselves
+        index = np.flatnonzero(coupled)
+        block, shifted = convexified(sp.csc_matrix(hessian[index][:, index]))
+        place = sp.csc_matrix((np.ones(len(index)), (index, np.arange(len(index)))), (len(coupled), len(index)))
+        alone = np.where(coupled, 0.0, diagonal)
+        whole = place @ block @ place.T + sp.diags(np.abs(alone))
+        return sp.csc_matrix(whole), shifted or bool(alone.min() < -1e-12 * size)
     if hessian.shape[0] <= SIZES.as_array or is_full(hessian):
         dense = hessian.toarray()
         try:

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.elimination import eliminates
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.programs.cholesky import lifted
 from bilevax.solvers.default.programs.convexify import convexified, is_full
@@ -44,7 +45,7 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
         here = point[: flat.n_x], point[flat.n_x :]
         gradient = np.concatenate(flat.gradients("upper", *here))
         curvature = flat.upper_hessian(*here)
-        large = curvature.nnz + rows.matrix.nnz > RELAXATION.most_entries
+        large = curvature.nnz + rows.matrix.nnz > RELAXATION.most_entries and not eliminates(curvature, rows.matrix)
         if curvature is not known:
             if large and (known is not None or not is_full(curvature)):
                 return None  # dearer than the whole search

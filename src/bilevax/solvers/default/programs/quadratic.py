@@ -11,9 +11,11 @@ import scipy.sparse as sp
 from scipy.linalg import lapack
 
 from bilevax._support.division import positive
+from bilevax._support.elimination import split
 from bilevax._support.programs import conic
 from bilevax.solvers.default.programs.cholesky import factorise, factorise_nearly, solve_factored
 from bilevax.solvers.default.programs.complementarity import solve_complementarity
+from bilevax.solvers.default.programs.elimination import Eliminated
 from bilevax.solvers.default.settings import PROGRAMS
 
 
@@ -65,6 +67,10 @@ def solve_qp(
     dense = isinstance(hessian, np.ndarray) and not len(balls)
     if dense and (v := solve_by_rows(hessian, gradient, matrix, lower, upper)) is not None:
         return v
+    if not len(balls) and (parts := split(hessian, matrix)) is not None:
+        v = Eliminated(parts, hessian, gradient, matrix, lower, upper).solve()
+        if v is not None:
+            return v
     if (solved := _interior_point(program)) is None:
         return None
     v = _sharpen_on_balls(program, *solved) if len(balls) else _sharpen(program, *solved[:2])

@@ -1,0 +1,134 @@
+"""Large problems: what is eliminated, on which side systems are solved, and what is never stored."""
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import bilevax as bx
+from bilevax._support.elimination import split
+from bilevax.datasets import Dataset
+from bilevax.model.flat import FlatProblem
+from bilevax.problems import svm
+from bilevax.solvers.default.lower import dense_algebra
+from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
+from bilevax.solvers.default.lower.rows import stack_rows
+from bilevax.solvers.default.programs import quadratic
+from bilevax.solvers.default.programs.complementarity import Product, solve_complementarity
+from bilevax.solvers.default.programs.convexify import convexified
+from bilevax.solvers.default.programs.elimination import Eliminated
+from bilevax.solvers.default.settings import SIZES
+from test_first_order import _chain
+
+
+def _made_up(rows, features, seed=0):
+    """An SVM with noisy labels."""
+    random = np.random.default_rng(seed)
+    truth = random.standard_normal(features)
+
+    def part(count):
+        values = random.standard_normal((count, features))
+        score = values @ truth / np.sqrt(features) + 0.5 * random.standard_normal(count)
+        return Dataset(values, np.where(score >= 0, 1.0, -1.0))
+
+    return svm(part(rows), part(rows // 2))
+
+
+def _program(local, core, equalities):
+    """A program of one local variable a row, bounds on all of them, and rows of the core alone."""
+    random = np.random.default_rng(0)
+    A = random.standard_normal((local + 5, core))
+    root = random.standard_normal((core, core))
+    hessian = sp.block_diag([sp.diags(random.uniform(0.5, 2.0, local)), root @ root.T], format="csc")
+    mixed = sp.vstack([sp.diags(random.uniform(0.5, 2.0, local)), sp.csr_matrix((5, local))])
+    matrix = sp.block_array([[mixed, A], [sp.eye(local), None]], format="csr")
+    lower = np.concatenate([random.uniform(-1, 1, local), np.full(5, -3.0), np.full(local, -0.5)])
+    upper = np.concatenate([lower[: local + 5] + random.choice([6.0, np.inf], local + 5), np.full(local, np.inf)])
+    upper[local - equalities : local] = lower[local - equalities : local]
+    return hessian, random.standard_normal(local + core), matrix, lower, upper
+
+
+@pytest.mark.parametrize("equalities", [0, 7])
+def test_local_variables_are_eliminated(equalities, monkeypatch):
+    program = _program(1000, 4, equalities)
+    parts = split(program[0], program[2])
+    assert parts is not None
+    assert len(parts.core) == 4
+    found = Eliminated(parts, *program).solve()
+    assert found is not None
+    monkeypatch.setattr(quadratic, "split", lambda hessian, matrix: None)
+    np.testing.assert_allclose(found, quadratic.solve_qp(*program), atol=1e-9)
+
+
+def test_systems_that_do_not_separate_are_left_alone():
+    random = np.random.default_rng(0)
+    full = sp.csr_matrix(random.standard_normal((1200, 1200)))
+    assert split(sp.eye(1200, format="csr"), full) is None
+    assert split(sp.eye(100, format="csr"), sp.eye(100, format="csr")) is None
+
+
+def test_both_sides_of_the_algebra_agree(monkeypatch):
+    problem = _made_up(60, 6)
+    x, y = np.full(60, 3.0), np.zeros(7)
+    flat = FlatProblem(problem, x, problem.y_like)
+    rows = stack_rows(flat, *flat.y_rows.intervals(), sparse=False)
+    there, multiplier = flat.lower_derivatives(x, y), np.zeros(rows.count)
+    random = np.random.default_rng(0)
+    give, along = random.uniform(0.1, 1.0, rows.count), (random.standard_normal(7), random.standard_normal(rows.count))
+    answers, solved = [], []
+    for few in (SIZES.few_rows, 10):
+        monkeypatch.setattr(dense_algebra, "SIZES", type(SIZES)(few_rows=few))
+        algebra = DenseAlgebra(flat, rows, np.ones(7, bool))
+        compliance = algebra.expand(there, y, multiplier).compliance
+        assert isinstance(compliance, Product) == (few == 10)
+        answers.append(algebra.factorise(there, y, multiplier, give, 1.0, 0.0).solve(*along))
+        free = rows.values(np.full(60, 0.5), y)
+        solved.append(solve_complementarity(compliance, free, rows.inequality, np.zeros(rows.count, bool)))
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    assert (solved[0] is None) == (solved[1] is None)
+    if solved[0] is not None:
+        np.testing.assert_allclose(rows.A.T @ solved[0][0], rows.A.T @ solved[1][0], atol=1e-9)
+
+
+def test_variables_that_stand_alone_do_not_make_a_block_look_nonconvex():
+    random = np.random.default_rng(0)
+    root = random.standard_normal((20, 20))
+    hessian = sp.block_diag([sp.eye(3000), root @ root.T], format="csc")
+    convex, shifted = convexified(hessian)
+    assert not shifted
+    assert abs(convex - hessian).max() == 0.0
+    assert convexified(sp.csc_matrix(hessian - 2 * sp.diags((np.arange(3020) == 5) * 1.0)))[1]
+
+
+def _peak(problem, x0):
+    """The solution, and the most that NumPy and Python held at a time on the way, once all functions are compiled."""
+    bx.solve(problem, x0)
+    tracemalloc.start()
+    try:
+        return bx.solve(problem, x0), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_an_svm_needs_no_matrix_of_rows_by_rows_and_keeps_its_time_limit():
+    problem, x0 = _made_up(2000, 10), np.full(2000, 3.0)
+    solution, peak = _peak(problem, x0)
+    assert solution.success
+    assert "w = 0" in solution.certificate.stationarity_test
+    assert peak < 8 * 2000**2
+    for limit in (0.1, 2.0):
+        began = time.monotonic()
+        stopped = bx.solve(problem, x0, time_limit=limit)
+        assert time.monotonic() - began <= limit + 1.0 + 1.0  # the certificate's second, and one
+        assert stopped.success or stopped.status is bx.Status.TIME_LIMIT
+
+
+@pytest.mark.slow
+def test_a_sparse_matrix_is_never_copied_into_an_array():
+    solution, peak = _peak(_chain(7000), np.zeros(3))
+    assert solution.success
+    assert peak < 8 * 7000**2 / 4
