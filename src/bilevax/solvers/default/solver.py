@@ -121,7 +121,7 @@ class Default(HostSolver):
                     f"{len(flat.y_rows.balls)} balls. Leave the variant to auto."
                 )
             else:
-                yield from search_by_sweeps(flat, dense, upper, x, y, rtol, diary)
+                yield from search_by_sweeps(flat, size <= SIZES.largest_dense, upper, x, y, rtol, diary)
 
     def settle(self, flat: FlatProblem, x: np.ndarray) -> np.ndarray:
         return settled(flat, UpperSet(flat.x_rows), x)
