@@ -39,19 +39,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, without pympcc where it takes long")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu", help="cpu counts a process's own seconds")
     parser.add_argument("--folder", type=Path, default=_HERE.parent / "build" / "bench")
+    parser.add_argument("--json", action="store_true", help="print the numbers instead of where they are")
     parser.add_argument("--time-limit", type=float, default=7200.0, help="seconds for one comparison")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     stored = arguments.folder / "results.json"
     results = json.loads(stored.read_text()) if stored.exists() else {}
     for name in arguments.only:
-        print(name, "...", flush=True)
+        print(name, "...", file=sys.stderr, flush=True)
         command = [*_PROGRAMS[name], *(_QUICK.get(name, []) if arguments.quick else [])]
         results[name] = measured(command, arguments.clock, arguments.time_limit)
         stored.write_text(json.dumps(results, indent=2))
     (arguments.folder / "table.md").write_text(table(results))
     draw(results, arguments.folder)
-    print(arguments.folder / "table.md")
+    print(json.dumps(results, indent=2) if arguments.json else arguments.folder / "table.md")
 
 
 def measured(program: list[str], clock: str, limit: float) -> dict[str, Any]:
