@@ -30,6 +30,7 @@ _QUICK = {
     "dense": ["--sizes", "20", "50", "100"],
     "svm": ["--pympcc", "none"],
     "networks": ["--nodes", "3"],
+    "sizes": ["--most", "1000"],
 }
 
 

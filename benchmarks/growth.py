@@ -18,11 +18,12 @@ def curves(results: dict[str, Any]) -> Curves:
     """Return the points of each program on each family of problems.
 
     A row says its family, or stands for its comparison; ``s`` are bilevax's seconds, ``s_name`` another program's.
+    Where a row has both, those of the processor (``cpu_s``) count.
     """
     found: Curves = defaultdict(list)
     for comparison, result in results.items():
         for row in result.get("rows", ()):
-            for key, seconds in row.items():
+            for key, seconds in (row | {"s": row.get("cpu_s", row.get("s"))}).items():
                 if (key == "s" or key.startswith("s_")) and row.get("n") and isinstance(seconds, int | float):
                     program = _NAMES.get(key, key.removeprefix("s_"))
                     found[str(row.get("family", comparison)), program].append((row["n"], seconds))

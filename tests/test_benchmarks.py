@@ -21,7 +21,7 @@ RESULTS = {
         "rows": [{"n": 500, "s": 2.0, "s_mpcc": 90.0}, {"n": 100, "s": 0.5, "s_mpcc": None}, {"s": 1.0}],
         "targets": [{"name": "ratio", "measured": 45.0, "relation": ">=", "wanted": 50.0, "met": False}],
     },
-    "sizes": ABOUT | {"rows": [{"n": 10, "s": 0.1, "family": "chain"}], "targets": []},
+    "sizes": ABOUT | {"rows": [{"n": 10, "s": 7.0, "cpu_s": 0.1, "family": "chain"}], "targets": []},
     "torch": ABOUT | {"failure": "No module named 'torch'"},
 }
 

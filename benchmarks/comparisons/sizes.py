@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> Report:
         if answer.returncode:
             raise RuntimeError(f"{kind} {size}: {answer.stderr[-2000:]}")
         row = json.loads(answer.stdout.splitlines()[-1]) | {"case": f"{kind} {' x '.join(map(str, size))}"}
+        row |= {"n": size[0], "family": f"{kind}, first call"}
         before = [other for other in report.rows if other["kind"] == kind]
         if before:  # time against numbers in the data
             last = before[-1]
