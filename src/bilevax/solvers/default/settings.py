@@ -57,12 +57,12 @@ class Smoothing:
     """How much is smoothed, and how a stage is minimised."""
 
     stages: int = 6
-    sparse_stages: int = 5
+    sparse_stages: int = 3
     tightening: float = 0.1  # of barrier and softness, from stage to stage
     barrier: float = 10.0  # the first one, against multipliers and slacks of an exact start,
     softness: float = 1e-3  # and against the mean compliance
-    sparse_barrier: float = 1e-3  # the first one against typical multipliers and slacks,
-    sparse_softness: float = 1e-5  # and against their ratio: more of it led networks into worse basins
+    sparse_barrier: float = 0.1  # the first one against typical multipliers and slacks,
+    sparse_softness: float = 1e-3  # and against their ratio
     price: float = 2.0  # of violated rows, against the upper quartile of their marginal values
     growing: float = 3.0  # multipliers that grow by this, when the softness shrinks, tell of an infeasible lower level;
     dearer: float = 5.0  # the price then grows by this
@@ -70,7 +70,7 @@ class Smoothing:
     steps: int = 40  # of the quasi-Newton method in a stage
     fall: float = 0.05  # of the projected gradient, which ends a stage
     worth: float = 1e-10  # relative decrease of a step; less ends a stage
-    newton_steps: int = 25  # of Newton's method in a stage; a stage that needs them all is the last
+    newton_steps: int = 40  # of Newton's method in a stage; a stage that needs them all is the last
     newton_fall: float = 0.01  # of the projected gradient, which ends a stage of Newton's method
     shrinks: int = 8  # of the trust region of one Newton step
     vague: int = 3  # evaluations in a line search that may spend all the work they are allowed
@@ -113,7 +113,8 @@ class Exact:
     worth: float = 1e-5  # times rtol: a relative decrease that is more than next to nothing
     enough: float = 0.3  # of what all pieces that meet at a point promise: the step of one is tried at once
     good: float = 0.1  # share of the predicted decrease that a step is taken for at once,
-    poor: float = 1e-3  # and that it needs to be taken at all
+    poor: float = 1e-3  # and that it needs to be taken at all,
+    honest: float = 0.75  # and from which on the drag falls
     dense_resolution: float = 1e-14  # relative decrease of f that dense programs can tell,
     sparse_resolution: float = 1e-11  # and sparse ones
     least_radius: float = 1e-12  # of a dense trust region, relative to x

@@ -39,7 +39,7 @@ class DenseTrust:
         """Whether the region has shrunk to nothing."""
         return self.radius <= EXACT.least_radius * self.size
 
-    def after_success(self, length: float, gain: float) -> "DenseTrust":
+    def after_success(self, length: float, gain: float, share: float) -> "DenseTrust":
         """Return a larger region where its size was what limited the step."""
         return dataclasses.replace(self, radius=3 * self.radius) if length >= 0.9 * self.radius else self
 

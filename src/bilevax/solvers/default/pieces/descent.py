@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bilevax._support.division import positive
 from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, INACTIVE, ExactPoint, Units, torn
 from bilevax.solvers.default.settings import EXACT
 
@@ -49,8 +50,11 @@ class Trust(Protocol):
         """Whether a step that gains next to nothing is a sign of the end, not of too much caution."""
         ...
 
-    def after_success(self, length: float, gain: float) -> "Trust":
-        """Return the trust after a step of that length was taken, which gained so much, relative to 1 + |f|."""
+    def after_success(self, length: float, gain: float, share: float) -> "Trust":
+        """Return the trust after a step of that length was taken.
+
+        It gained so much, relative to 1 + |f|, and that share of what was predicted.
+        """
         ...
 
     def after_failure(self, length: float) -> "Trust":
@@ -122,8 +126,8 @@ def exact_descent(pieces: Pieces, point: ExactPoint, rtol: float) -> Iterator[tu
         gain = point.value - trial.value
         slope = step.slope if step.predicted <= rounding else np.inf
         crawled = crawled + trust.crawling if gain <= worth and not last_look else 0
-        trust, before = trust.after_success(step.length, gain / size), point
-        point = trial
+        trust = trust.after_success(step.length, gain / size, gain / positive(step.predicted))
+        before, point = point, trial
         small = step.predicted <= 1e-2 * rtol**2 * size
         done = small and step.length <= rtol * (1 + np.abs(before.x).max(initial=0.0)) and step.slope <= 0.1 * rtol
         yield point, done

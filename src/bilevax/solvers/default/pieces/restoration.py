@@ -5,11 +5,10 @@ x moves too: where the feasible set of the lower level is a single point, y alon
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.linalg as spl
 
 from bilevax.solvers.default.pieces.conditions import Setting, conditions, on_columns, point_at
 from bilevax.solvers.default.pieces.point import ACTIVE, INACTIVE, ExactPoint
-from bilevax.solvers.default.programs.quadratic import nearest_on_rows, solve_sparse_qp
+from bilevax.solvers.default.programs.quadratic import least_step, nearest_on_rows, solve_sparse_qp
 from bilevax.solvers.default.settings import RESTORATION
 
 
@@ -74,8 +73,9 @@ def _on_rows(setting: Setting, point: ExactPoint, sides: np.ndarray) -> ExactPoi
     matrix = sp.hstack([rows.B[active], rows.A[active][:, free]], format="csr")
     x, y = point.x.copy(), point.y.copy()
     for _ in range(2):
-        miss = -rows.values(x, y)[active]
-        step = spl.lsmr(matrix, miss, atol=1e-16, btol=1e-16, maxiter=2000)[0]
+        step = least_step(matrix, -rows.values(x, y)[active])
+        if step is None:
+            return point
         x, y[free] = x + step[: len(x)], y[free] + step[len(x) :]
     inside = np.all((y >= low) & (y <= high)) and np.array_equal(setting.upper.project(x), x)
     return point_at(setting, x, y, point.multiplier[: rows.general])[0] if inside else point

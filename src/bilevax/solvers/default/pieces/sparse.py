@@ -49,12 +49,13 @@ class SparseTrust:
         """Whether a step that gains next to nothing is no fault of the drag."""
         return self.failed or self.drag <= EXACT.least_drag
 
-    def after_success(self, length: float, gain: float) -> "SparseTrust":
-        """Return less drag, and a larger region where its size was what limited the step."""
+    def after_success(self, length: float, gain: float, share: float) -> "SparseTrust":
+        """Return less drag where the model told the truth; a larger region where its size was what limited the step."""
+        less = 0.1 if share >= EXACT.honest or gain <= EXACT.worth * self.rtol else 1.0
         return SparseTrust(
             rtol=self.rtol,
             radius=2 * self.radius if length >= 0.9 * self.radius else self.radius,
-            drag=max(0.1 * self.drag, EXACT.least_drag),
+            drag=max(less * self.drag, EXACT.least_drag),
             # Close to the end only second derivatives tell how far to go.
             curved=self.curved or gain <= self.rtol,
         )

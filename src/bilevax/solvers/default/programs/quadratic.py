@@ -154,24 +154,35 @@ def nearest_on_rows(
             return v
         met |= touched
         rows, goal = scaled[met], np.where(image - lower < upper - image, lower, upper)[met]
-        size, count = len(start), rows.shape[0]
-        whole = sp.bmat([[sp.eye(size), rows.T], [None, -PROGRAMS.soft * sp.eye(count)]], format="csc")
-        try:
-            factor = qdldl.Solver(sp.csc_matrix(whole), upper=True)
-        except RuntimeError:
+        miss = goal - matrix[met] @ start
+        step = least_step(rows, miss)
+        if step is None:
             return None
-        step, miss = np.zeros(size), goal - matrix[met] @ start
-        left, multiplier = miss, np.zeros(count)
-        for _ in range(PROGRAMS.refinements):
-            answer = factor.solve(np.concatenate([-step - rows.T @ multiplier, left]))
-            step, multiplier = step + answer[:size], multiplier + answer[size:]
-            left = miss - rows @ step
-            if np.abs(left).max(initial=0.0) <= 1e-14 * (1 + np.abs(goal).max(initial=0.0)):
-                break
         v = start + unit * step
-        if not np.abs(left).max(initial=0.0) <= slack:
+        if not np.abs(miss - rows @ step).max(initial=0.0) <= slack:
             return None
     return None
+
+
+def least_step(rows: sp.csr_matrix, miss: np.ndarray) -> np.ndarray | None:
+    """Return the shortest step with ``rows step = miss``, by one factorisation and refinement; None where it has none.
+
+    Rows may depend on each other; where they contradict each other, the step leaves a miss.
+    """
+    count, size = rows.shape
+    whole = sp.bmat([[sp.eye(size), rows.T], [None, -PROGRAMS.soft * sp.eye(count)]], format="csc")
+    try:
+        factor = qdldl.Solver(sp.csc_matrix(whole), upper=True)
+    except RuntimeError:
+        return None
+    step, multiplier, left = np.zeros(size), np.zeros(count), miss
+    for _ in range(PROGRAMS.refinements):
+        answer = factor.solve(np.concatenate([-step - rows.T @ multiplier, left]))
+        step, multiplier = step + answer[:size], multiplier + answer[size:]
+        left = miss - rows @ step
+        if np.abs(left).max(initial=0.0) <= 1e-14 * np.abs(miss).max(initial=0.0):
+            break
+    return step
 
 
 def _interior_point(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
