@@ -126,7 +126,7 @@ def sparsely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, d
         return CentralPath(lower, central, Barrier(barrier, softness, kappa=0.0))
 
     few = flat.n_x <= SIZES.newton
-    descent, patience = (newton_descent, SMOOTHING.newton_steps) if few else (smooth_descent, np.inf)
+    descent, patience = (newton_descent, SMOOTHING.newton_patience) if few else (smooth_descent, np.inf)
     stages = lambda path: follow(path, upper, SMOOTHING.sparse_stages, diary, descent, patience)
     return Direct(SparsePieces(flat, upper, lower), path, stages)
 

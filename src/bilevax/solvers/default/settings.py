@@ -57,7 +57,7 @@ class Smoothing:
     """How much is smoothed, and how a stage is minimised."""
 
     stages: int = 6
-    sparse_stages: int = 3
+    sparse_stages: int = 7
     tightening: float = 0.1  # of barrier and softness, from stage to stage
     barrier: float = 10.0  # the first one, against multipliers and slacks of an exact start,
     softness: float = 1e-3  # and against the mean compliance
@@ -70,7 +70,8 @@ class Smoothing:
     steps: int = 40  # of the quasi-Newton method in a stage
     fall: float = 0.05  # of the projected gradient, which ends a stage
     worth: float = 1e-10  # relative decrease of a step; less ends a stage
-    newton_steps: int = 40  # of Newton's method in a stage; a stage that needs them all is the last
+    newton_steps: int = 40  # of Newton's method in a stage,
+    newton_patience: int = 60  # and in all: a stage that reaches them is the last
     newton_fall: float = 0.01  # of the projected gradient, which ends a stage of Newton's method
     shrinks: int = 8  # of the trust region of one Newton step
     vague: int = 3  # evaluations in a line search that may spend all the work they are allowed
@@ -107,20 +108,21 @@ class Exact:
     biactive: float = 1e-7  # multipliers and slacks up to this, in their units, are zero
     torn: float = 1e-8  # slack and multiplier up to this, in their units, are not both there
     iterations: int = 100
-    programs: int = 40  # at one point; a fifth of it once a step was found, if matrices are sparse or
-    few_biactive: int = 12  # more constraints than these are biactive
+    programs: int = 40  # at one point; a fifth of it once a step was found, if
+    few_biactive: int = 12  # more constraints than these are biactive,
+    sparse_programs: int = 4  # and no more than these if matrices are sparse
     crawl: int = 3  # steps in a row that gain next to nothing end a descent
     worth: float = 1e-5  # times rtol: a relative decrease that is more than next to nothing
     enough: float = 0.3  # of what all pieces that meet at a point promise: the step of one is tried at once
     good: float = 0.1  # share of the predicted decrease that a step is taken for at once,
     poor: float = 1e-3  # and that it needs to be taken at all,
-    honest: float = 0.75  # and from which on the drag falls
+    honest: float = 0.8  # and from which on the drag falls
     dense_resolution: float = 1e-14  # relative decrease of f that dense programs can tell,
     sparse_resolution: float = 1e-11  # and sparse ones
     least_radius: float = 1e-12  # of a dense trust region, relative to x
     first_drag: float = 1e-2  # proximal weight of sparse programs, on x and y,
     drag_on_multipliers: float = 1e-2  # and of that, on the multipliers
-    least_drag: float = 1e-6
+    least_drag: float = 1e-5
     most_drag: float = 1e3
     smallest_share: float = 1e-4  # of the larger part, that the smaller of x and y has in the drag
 

@@ -191,12 +191,13 @@ def _steps(
     Steps that leave complementarity are among them where their ends can be made exact all the same.
     """
     model, units = pieces.model(point, trust), pieces.units(point)
-    few = pieces.lands_anywhere and np.count_nonzero(sides == BIACTIVE) <= EXACT.few_biactive
+    many = EXACT.programs // 5 if np.count_nonzero(sides == BIACTIVE) > EXACT.few_biactive else EXACT.programs
+    enough = many if pieces.lands_anywhere else EXACT.sparse_programs
     branches, order = [(-np.inf, 0, sides)], itertools.count(1)  # what they promise at most, negative; the best first
     held: list[Step] = []  # steps of single pieces that promise little of what all of them together promise
     seen, promise, found = set(), None, False
     # Many biactive constraints have too many branches: where a step was found, it or a shorter one is good enough.
-    while branches and len(seen) < (EXACT.programs if few or not found else EXACT.programs // 5):
+    while branches and len(seen) < (enough if found else EXACT.programs):
         _, _, tried = heapq.heappop(branches)
         if tried.tobytes() in seen:
             continue

@@ -20,7 +20,7 @@ def restore(setting: Setting, guess: ExactPoint, sides: np.ndarray) -> ExactPoin
         if miss > 0.5 * before[-2]:
             break  # near a solution Newton's method is fast
         best = point if miss <= RESTORATION.exact else None
-        nearer = None if miss <= RESTORATION.finest else _nearer(setting, point, sides, 0.5 * miss)
+        nearer = None if miss <= RESTORATION.finest else _nearer(setting, point, sides, miss)
         if nearer is None:
             break
         before.append(miss)
@@ -28,10 +28,11 @@ def restore(setting: Setting, guess: ExactPoint, sides: np.ndarray) -> ExactPoin
     return None if best is None else _on_rows(setting, best, sides)
 
 
-def _nearer(setting: Setting, point: ExactPoint, sides: np.ndarray, wanted: float) -> tuple[ExactPoint, float] | None:
+def _nearer(setting: Setting, point: ExactPoint, sides: np.ndarray, miss: float) -> tuple[ExactPoint, float] | None:
     """Return the point after a step of Newton's method, and its miss.
 
-    If the miss wanted is met that way, all kinks at hand are kept; otherwise it may leave those it has to.
+    If that halves the miss, all kinks at hand are kept; otherwise it may leave those it has to, unless the point is
+    exact already.
     """
     flat, units, piece = setting.flat, setting.units(), conditions(setting, point, sides)
     # Steep entries of y move in the units of their curvature: Newton's method must not overshoot a tiny share.
@@ -41,8 +42,10 @@ def _nearer(setting: Setting, point: ExactPoint, sides: np.ndarray, wanted: floa
     arrive = lambda end: _on_sides(setting, setting.upper.project(end.x), end.y, end.multiplier, sides)
     if not setting.upper.rows.balls:
         near = nearest_on_rows(weights, piece.matrix, piece.low, piece.high, start)
-        if near is not None and (arrived := arrive(piece.end(near)))[1] <= wanted:
+        if near is not None and (arrived := arrive(piece.end(near)))[1] <= 0.5 * miss:
             return arrived
+    if miss <= RESTORATION.exact:
+        return None
     far = solve_sparse_qp(sp.diags(weights, format="csc"), -weights * start, piece.matrix, piece.low, piece.high)
     return None if far is None else arrive(piece.end(far[0]))
 

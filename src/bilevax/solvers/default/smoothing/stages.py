@@ -67,17 +67,17 @@ def follow(
 ) -> Iterator[Followed]:
     """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage; each stage is a phase of the diary.
 
-    After a stage of as many steps as there is ``patience`` no more follow: with less smoothing it takes even more.
+    After as many steps as there is ``patience`` no stage follows: with less smoothing it takes even more of them.
     """
-    stage, ended = diary.once("stage 0", lambda: _first_stage(oracle)), 0
+    stage, ended, steps = diary.once("stage 0", lambda: _first_stage(oracle)), 0, 0
     for number in range(1, 3 * stages + 1):
         if stage.start is None or ended == stages:
             return
         stage = yield from diary.phase(f"stage {number}", _stage(oracle, upper, stage, descent or smooth_descent))
-        ended += stage.ended
+        ended, steps = ended + stage.ended, steps + stage.steps
         if stage.reached is not None:
             yield Followed(stage.reached, is_step=False, ended=stage.ended)
-        if stage.steps >= patience:
+        if steps >= patience:
             return
 
 
