@@ -136,7 +136,7 @@ def advance(problem: BilevelProblem, solver: CompiledSolver, loop: Loop, limit: 
     step = lambda _, state: solver.step(problem, state)
 
     def checked(before: Loop, state: Any, count: Any) -> Loop:
-        sane = trees.max_abs(state) <= before.bound  # which NaN is not
+        sane = trees.max_abs(state) < before.bound  # which neither NaN nor infinity is
         # After a divergence the last sane state is kept: it can be looked at, NaN cannot.
         state = jax.tree.map(lambda new, old: jnp.where(sane, new, old), state, before.state)
         done, residuals = solver.terminate(problem, state, rtol, atol)
