@@ -42,7 +42,7 @@ def network(name: str, *, detour: float | None = None) -> NetworkDesign:
         ``"paper3"`` and ``"paper9"``, those of the SFLCB paper with 3 and 9 nodes, or ``"seville"``, the 24 nodes of
         the BLOCC paper.
     detour
-        See `NetworkDesign`.
+        See `bilevax.problems.NetworkDesign`.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def roads(name: str, *, detour: float | None = None, **rates: float) -> NetworkD
         ``"SiouxFalls"``, ``"Eastern-Massachusetts"``, ``"Berlin-Friedrichshain"`` or ``"Braess-Example"``; for
         academic research only. A beginning that tells which is enough.
     detour, rates
-        Of `NetworkDesign.from_tntp`.
+        Of `bilevax.problems.NetworkDesign.from_tntp`.
 
     Examples
     --------
