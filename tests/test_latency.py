@@ -15,7 +15,7 @@ import bilevax as bx
 from bilevax.app.cli import compiled
 from bilevax.model.analysis import Program, trace
 from bilevax.model.analysis.host import HostFunction
-from bilevax.model.compressed_rows import joint_matrix, on_top, row_largest, row_squares
+from bilevax.model.compressed_rows import by_columns, entries_of, joint_matrix, on_top, row_largest, row_squares
 from bilevax.model.flat import FlatProblem
 from bilevax.model.scales import Scales
 
@@ -142,6 +142,11 @@ def test_rows_put_together_are_those_of_scipy():
     parts = [sp.random(rows, 4, 0.4, format="csr", random_state=rows) for rows in (3, 0, 2)]
     stacked = sp.vstack(parts, format="csr")
     np.testing.assert_array_equal(on_top(parts).toarray(), stacked.toarray())
+    np.testing.assert_array_equal(by_columns(stacked.toarray()).toarray(), stacked.toarray())
+    assert by_columns(stacked.toarray()).has_sorted_indices
+    for matrix in (stacked, stacked.tocsc(), stacked.toarray()):
+        row, column, data = entries_of(matrix)
+        np.testing.assert_array_equal(sp.coo_matrix((data, (row, column)), stacked.shape).toarray(), stacked.toarray())
     np.testing.assert_allclose(row_squares(stacked), np.sum(stacked.toarray() ** 2, axis=1))
     weights = random.uniform(size=4)
     np.testing.assert_allclose(row_largest(stacked, weights), np.abs(stacked.toarray() * weights).max(axis=1))

@@ -20,13 +20,31 @@ def scaled(matrix: Any, left: np.ndarray, right: np.ndarray) -> Any:
     return type(matrix)((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
 
 
+def entries_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows, columns and values of the entries of an array or a compressed sparse matrix."""
+    if isinstance(matrix, np.ndarray):
+        row, column = np.nonzero(matrix)
+        return row, column, matrix[row, column]
+    outer = np.repeat(np.arange(len(matrix.indptr) - 1), np.diff(matrix.indptr))
+    row, column = (outer, matrix.indices) if matrix.format == "csr" else (matrix.indices, outer)
+    return row, column, matrix.data
+
+
+def by_columns(array: np.ndarray) -> sp.csc_matrix:
+    """Return an array as a sparse matrix compressed by columns."""
+    column, row, data = entries_of(array.T)
+    ends = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=array.shape[1]))])
+    return sp.csc_matrix((data, row.astype(np.int32), ends.astype(np.int32)), shape=array.shape)
+
+
 def on_top(parts: Sequence[sp.csr_matrix]) -> sp.csr_matrix:
     """Return compressed rows on top of each other: a few concatenations, where SciPy would convert each part twice."""
     ends = np.cumsum([0, *(part.nnz for part in parts)])
     starts = [part.indptr[:-1] + end for part, end in zip(parts, ends, strict=False)]
     shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
     data, indices = (np.concatenate([getattr(part, name) for part in parts]) for name in ("data", "indices"))
-    return sp.csr_matrix((data, indices, np.concatenate([*starts, ends[-1:]])), shape=shape)
+    ends = np.concatenate([*starts, ends[-1:]]).astype(indices.dtype)  # of one type, which SciPy need not look for
+    return sp.csr_matrix((data, indices, ends), shape=shape)
 
 
 def row_squares(matrix: sp.csr_matrix) -> np.ndarray:

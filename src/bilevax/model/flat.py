@@ -17,15 +17,16 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax._support import trees
-from bilevax._support.memory import Frozen, remembered
+from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
-from bilevax.model.analysis import FunctionProperties, analyse_objective, on_flat_vectors
+from bilevax.model.analysis import FunctionProperties
 from bilevax.model.compressed_rows import on_top, scaled
 from bilevax.model.coupling import Coupling
-from bilevax.model.kernels import Kernels, compiled, evaluation
+from bilevax.model.kernels import Kernels, compiled, evaluation, padded
+from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_jointly
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
-from bilevax.model.quadratic import JointQuadratic, Quadratic, joint_quadratic
+from bilevax.model.quadratic import JointQuadratic, Quadratic
 from bilevax.model.scales import RowGroups, Scales, natural_scales
 from bilevax.model.set_rows import SetRows
 
@@ -131,14 +132,18 @@ class FlatProblem:
             return place(self.problem.coupling, np.float64)
 
     @functools.cached_property
+    def _user_sets(self) -> tuple[SetRows, SetRows]:
+        return self.problem.x_set.rows(self.x_like), self.problem.y_set.rows(self.y_like)
+
+    @functools.cached_property
     def x_rows(self) -> SetRows:
         """The set X as rows."""
-        return self.problem.x_set.rows(self.x_like).in_units(self.scales.x)
+        return self._user_sets[0].in_units(self.scales.x)
 
     @functools.cached_property
     def y_rows(self) -> SetRows:
         """The set Y as rows."""
-        return self.problem.y_set.rows(self.y_like).in_units(self.scales.y)
+        return self._user_sets[1].in_units(self.scales.y)
 
     @functools.cached_property
     def row_groups(self) -> RowGroups:
@@ -154,7 +159,7 @@ class FlatProblem:
     def quadratics(self) -> dict[Level, JointQuadratic | None]:
         """The objectives by their numbers, where they are quadratics in few x and y together: nothing is compiled."""
         levels: tuple[Level, ...] = ("upper", "lower")
-        known = {level: _quadratic(self.problem, level, Frozen(self.x_like), Frozen(self.y_like)) for level in levels}
+        known = {level: quadratic_of(self.problem, level, Frozen(self.x_like), Frozen(self.y_like)) for level in levels}
         return {
             level: None if found is None else found.in_units(self.scales, self.unit(level))
             for level, found in known.items()
@@ -215,6 +220,8 @@ class FlatProblem:
         """Return f or g at (x, y)."""
         if (quadratic := self.quadratics[level]) is not None:
             return float(quadratic.function(x, y))
+        if self.n_x + self.n_y <= DENSE_COLUMNS:  # the program that is compiled for the gradients anyway
+            return self.value_and_gradients(level, x, y)[0]
         with evaluation():
             return self.unit(level) * float(self._kernels.value[level](self._numbers, *self._user(x, y)))
 
@@ -280,14 +287,13 @@ class FlatProblem:
             of_x, of_y = (self.hessian("upper", of, of, x, y) for of in ("x", "y"))
             crossed = self.hessian("upper", "x", "y", x, y)
             return self._joined(of_x, crossed, of_y)
-        both = np.concatenate([self.scales.x, self.scales.y])
+        return self._joint_pattern("upper").evaluate(lambda directions: self._upper_curvature(x, y, directions))
 
-        def products(directions: np.ndarray) -> np.ndarray:
-            with evaluation():
-                images = self._kernels.upper_curvature(self._numbers, *self._user(x, y), directions * both)
-            return self.scales.upper * both * np.asarray(images)
-
-        return self._joint_pattern("upper").evaluate(products)
+    def _upper_curvature(self, x: np.ndarray, y: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        both, there = np.concatenate([self.scales.x, self.scales.y]), (self._numbers, *self._user(x, y))
+        with evaluation():
+            images = padded(self._kernels.upper_curvature, *there, directions=directions * both)
+        return self.scales.upper * both * images
 
     def _joined(self, of_x: sp.csc_matrix, crossed: sp.csc_matrix, of_y: sp.csc_matrix) -> sp.csc_matrix:
         """Return the whole second derivative of f, the last one where no block has changed."""
@@ -318,20 +324,19 @@ class FlatProblem:
         def products(directions: np.ndarray) -> np.ndarray:
             kernel = self._kernels.products[level, of, by]
             with evaluation():
-                images = kernel(self._numbers, *self._user(x, y), directions * scale[by])
-            return self.unit(level) * scale[of] * np.asarray(images)
+                images = padded(kernel, self._numbers, *self._user(x, y), directions=directions * scale[by])
+            return self.unit(level) * scale[of] * images
 
         return products
 
     def properties(self, level: Level) -> FunctionProperties:
         """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
-        return _properties(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
+        return properties_of(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
 
     @functools.cached_property
     def upper_is_convex(self) -> bool:
         """Whether f is proven to be convex in x and y together."""
-        of_both = analyse_objective(self.problem, "upper", self.x_like, self.y_like, jointly=True)
-        return of_both.convexity == "proven"
+        return upper_convex_jointly(self.problem, Frozen(self.x_like), Frozen(self.y_like))
 
     @functools.cached_property
     def lower_is_quadratic(self) -> bool:
@@ -369,13 +374,16 @@ class FlatProblem:
         return pattern.evaluate(lambda directions: self._curvature(x, y, adjoint, directions))
 
     def _curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        if self.lower_quadratic is not None:
+            return self._upper_curvature(x, y, directions)
         scales = self.scales
         both = np.concatenate([scales.x, scales.y])
         # The kernel adds f and the derivative of g along the adjoint in the user's units: f's unit goes in front.
         along = adjoint * scales.y * (scales.lower / scales.upper)
+        there = self._numbers, *self._user(x, y), along
         with evaluation():
-            images = self._kernels.curvature(self._numbers, *self._user(x, y), along, directions * both)
-        return scales.upper * both * np.asarray(images)
+            images = padded(self._kernels.curvature, *there, directions=directions * both)
+        return scales.upper * both * images
 
 
 def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
@@ -386,25 +394,6 @@ def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
     point = flat.x_flat(x)
     other = flat.y_rows.well_inside(np.zeros(flat.n_y) if y is None else flat.y_flat(y))
     return flat.in_units(natural_scales(flat, point, other))
-
-
-@remembered
-def _properties(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
-    """Return what f or g of a problem is."""
-    return analyse_objective(problem, level, x_like.tree, y_like.tree)
-
-
-@remembered
-def _quadratic(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
-    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic in few variables."""
-    n_x, n_y = trees.size(x_like.tree), trees.size(y_like.tree)
-    if n_x + n_y > DENSE_COLUMNS:
-        return None
-    properties = _properties(problem, level, x_like, y_like)
-    if properties.degree is None or properties.degree > 2:
-        return None
-    objective = on_flat_vectors(problem, level, x_like.tree, y_like.tree)
-    return joint_quadratic(objective, properties.program, n_x, n_y)
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

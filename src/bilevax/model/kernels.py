@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from bilevax._support import clock, trees
 from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax.model.problem import BilevelProblem, Level, Variable
+
+_BATCH = 64  # directions that are multiplied at once
 
 
 class Kernels(NamedTuple):
@@ -107,9 +110,18 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
     )
 
 
+def padded(kernel: Callable, *arguments: Any, directions: np.ndarray) -> np.ndarray:
+    """Return a kernel's products with directions; few columns get as many directions always: one program for all."""
+    count, columns = directions.shape
+    missing = columns - count if columns <= _BATCH else 0
+    if missing > 0:
+        directions = np.vstack([directions, np.zeros((missing, columns))])
+    return np.asarray(kernel(*arguments, directions))[:count]
+
+
 def along_each(product: Callable[[Any], Any], directions: Any) -> Any:
     """Apply a product to each direction, one a row, in batches: memory stays bounded where there are many."""
-    return jax.lax.map(product, directions, batch_size=64)
+    return jax.lax.map(product, directions, batch_size=_BATCH)
 
 
 def evaluation() -> contextlib.AbstractContextManager[Any]:

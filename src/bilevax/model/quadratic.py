@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from bilevax.convex.problem import Objective
 from bilevax.model.analysis import Program, jets, trace
 from bilevax.model.analysis.host import HostFunction
-from bilevax.model.compressed_rows import scaled
+from bilevax.model.compressed_rows import by_columns, scaled
 from bilevax.model.scales import Scales
 
 #: Matrices with up to this many entries are arrays here: a product costs a tenth of that with a sparse matrix.
@@ -91,12 +91,12 @@ class JointQuadratic:
     @functools.cached_property
     def hessian(self) -> sp.csc_matrix:
         """The second derivative in (x, y), as sparse."""
-        return sp.csc_matrix(self.curvature)
+        return by_columns(self.curvature)
 
     def part(self, of: str, by: str) -> sp.csc_matrix:
         """Return `block` as sparse, the same matrix whenever it is asked for."""
         if (of, by) not in self._parts:
-            self._parts[of, by] = sp.csc_matrix(self.block(of, by))
+            self._parts[of, by] = by_columns(self.block(of, by))
         return self._parts[of, by]
 
     @functools.cached_property

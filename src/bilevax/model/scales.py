@@ -25,7 +25,7 @@ import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
 from bilevax._support import clock
-from bilevax.model.compressed_rows import joint_matrix, row_largest
+from bilevax.model.compressed_rows import entries_of, joint_matrix, row_largest
 
 if TYPE_CHECKING:
     from bilevax.model.flat import FlatProblem
@@ -228,14 +228,11 @@ class _Fit:
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
-        if isinstance(matrix, np.ndarray):
-            row, column = np.nonzero(matrix)
-            data = matrix[row, column]
-        elif self.count > _MOST_UNKNOWNS and matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]:
+        sparse = not isinstance(matrix, np.ndarray)
+        if sparse and self.count > _MOST_UNKNOWNS and matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]:
             row, column, data = _few_of_each_row(sp.csr_matrix(matrix))
         else:
-            entries = sp.coo_matrix(matrix)
-            row, column, data = entries.row, entries.col, entries.data
+            row, column, data = entries_of(matrix)
         if len(data) > _MOST_ENTRIES:
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
             row, column, data = row[pick], column[pick], data[pick]

@@ -96,7 +96,8 @@ class Box(ConvexSet):
     def rows(self, like: PyTree) -> SetRows:
         low, high = self._bounds(like)
         bounded = np.flatnonzero(np.isfinite(low) | np.isfinite(high))
-        picked = sp.csr_matrix((np.ones(len(bounded)), bounded, np.arange(len(bounded) + 1)), (len(bounded), len(low)))
+        ends, columns = np.arange(len(bounded) + 1, dtype=np.int32), bounded.astype(np.int32)
+        picked = sp.csr_matrix((np.ones(len(bounded)), columns, ends), (len(bounded), len(low)))
         return SetRows(picked, low[bounded], high[bounded])
 
     def _bounds(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:

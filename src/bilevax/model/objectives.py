@@ -1,0 +1,33 @@
+"""What f and g of a problem are, found out once for each problem and the shapes of its variables."""
+
+from bilevax._support import trees
+from bilevax._support.memory import Frozen, remembered
+from bilevax.model.analysis import FunctionProperties, analyse_objective, on_flat_vectors
+from bilevax.model.patterns import DENSE_COLUMNS
+from bilevax.model.problem import BilevelProblem, Level
+from bilevax.model.quadratic import JointQuadratic, joint_quadratic
+
+
+@remembered
+def properties_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
+    """Return what f or g of a problem is."""
+    return analyse_objective(problem, level, x_like.tree, y_like.tree)
+
+
+@remembered
+def upper_convex_jointly(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> bool:
+    """Return whether f of a problem is proven to be convex in x and y together."""
+    return analyse_objective(problem, "upper", x_like.tree, y_like.tree, jointly=True).convexity == "proven"
+
+
+@remembered
+def quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
+    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic in few variables."""
+    n_x, n_y = trees.size(x_like.tree), trees.size(y_like.tree)
+    if n_x + n_y > DENSE_COLUMNS:
+        return None
+    properties = properties_of(problem, level, x_like, y_like)
+    if properties.degree is None or properties.degree > 2:
+        return None
+    objective = on_flat_vectors(problem, level, x_like.tree, y_like.tree)
+    return joint_quadratic(objective, properties.program, n_x, n_y)
