@@ -17,6 +17,7 @@ scale.
 """
 
 import dataclasses
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def _grouped(unit: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
         if count % 1000 == 0:
             clock.check()
         part = slice(unit.indptr[row], unit.indptr[row + 1])
-        key = unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()
+        key = hashlib.blake2b(unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()).digest()
         name[row] = unit.shape[1] + shapes.setdefault(key, len(shapes))
     _, first, member = np.unique(name, return_index=True, return_inverse=True)
     order = np.argsort(first)  # groups in the order in which they appear
