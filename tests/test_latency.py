@@ -1,5 +1,6 @@
 """What keeps a small problem fast: objectives by their numbers, NumPy where nothing is compiled, names on demand."""
 
+import gc
 import subprocess
 import sys
 import types
@@ -12,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax._support import memory
 from bilevax.app.cli import compiled
 from bilevax.model.analysis import Program, trace
 from bilevax.model.analysis.host import HostFunction
@@ -112,6 +114,30 @@ def test_a_small_quadratic_problem_compiles_nothing(compilations):
     with compilations() as count:
         assert bx.solve(problem, np.zeros(2)).success
     assert count[0] == 0
+
+
+def test_one_objective_that_is_no_quadratic_takes_two_programs(compilations):
+    def upper(x, y):
+        return jnp.exp(2 - y) / (2 + jnp.cos(6 * x)) + 0.5 * jnp.log((4 * x - 2) ** 2 + 1)
+
+    rows = bx.LinearCoupling(A=1.0, B=-1.0, upper=0.0)
+    problem = bx.BilevelProblem(upper, lambda x, y: (y - 2 * x) ** 2, rows, x_set=bx.Box(0.0, 3.0))
+    with compilations() as count:
+        assert bx.solve(problem, 0.7).success
+    assert count[0] == 2  # its value with its gradients, and its second derivatives
+    with compilations() as count:
+        bx.solve(problem, 2.5)
+    assert count[0] == 0
+
+
+def test_what_was_found_out_is_forgotten_with_its_problem():
+    flat = flat_problem(QUADRATICS["squares"])
+    assert flat.quadratics["upper"] is not None
+    known = id(flat.problem)
+    assert known in memory._FOUND
+    del flat
+    gc.collect()
+    assert known not in memory._FOUND
 
 
 def test_the_package_loads_what_is_used():
