@@ -11,6 +11,7 @@ from scipy.special import expit
 import bilevax as bx
 from bilevax.convex.minimise import minimise
 from bilevax.convex.problem import Constraints, Objective
+from bilevax.datasets import network as packaged
 from bilevax.problems import NetworkDesign
 from bilevax.problems.network import marginal
 from bilevax.problems.network.climbing import climb
@@ -19,11 +20,6 @@ from bilevax.problems.network.price_search import best_price, starting_prices
 from bilevax.problems.network.prices import Priced
 from bilevax.problems.network.restriction import pruned
 from bilevax.problems.network.rows import Load
-from shared_data import data_file
-
-
-def from_json(name: str) -> NetworkDesign:
-    return NetworkDesign.from_json(data_file("networks", f"{name}.json"))
 
 
 def random_network(seed: int, nodes: int = 5, pairs: float = 0.5, links: float = 0.6) -> NetworkDesign:
@@ -143,9 +139,9 @@ def opened_by(priced: Priced, links: tuple[int, ...], epsilon: float) -> np.ndar
     return priced.load + epsilon * (opened.routes(new).T @ (weight / weight.sum()))
 
 
-@pytest.mark.parametrize("case", ["net3", "net9", *range(6)])
+@pytest.mark.parametrize("case", ["paper3", "paper9", *range(6)])
 def test_marginal_values_are_those_of_a_little_capacity(case):
-    network = from_json(case) if isinstance(case, str) else random_network(case, nodes=4 + case % 3, pairs=0.7)
+    network = packaged(case) if isinstance(case, str) else random_network(case, nodes=4 + case % 3, pairs=0.7)
     priced = local_design(network)
     here, epsilon, checked = exact_utility(network, priced.load), 1e-4, 0
     for found in marginal.of_links(priced):
@@ -209,7 +205,7 @@ def test_pruning_leaves_no_flow_without_a_way_on():
 
 @pytest.mark.parametrize("key", range(4))
 def test_three_nodes_from_every_start(key):
-    network = from_json("net3")
+    network = packaged("paper3")
     solution = network.solve(np.ones(6) if key == 0 else None, key=key)
     assert solution.success, solution.message
     assert -solution.value == pytest.approx(2 * expit(2.0), abs=1e-9)
@@ -224,7 +220,7 @@ def test_three_nodes_from_every_start(key):
 
 @pytest.mark.slow
 def test_the_answer_is_that_of_the_problem_with_a_floor_up_to_its_effect():
-    network = from_json("net3")
+    network = packaged("paper3")
     solution = network.solve()
     barely = network.problem(1e-9)
     with_floor = bx.certify(barely, solution.x + 1e-7)
@@ -268,7 +264,7 @@ def test_where_nothing_is_worth_building_nothing_is_built():
 
 @pytest.mark.slow
 def test_nine_nodes():
-    network = from_json("net9")
+    network = packaged("paper9")
     solution = network.solve(starts=16)
     assert solution.success, solution.message
     assert -solution.value == pytest.approx(5.427449582, abs=1e-8)
@@ -278,7 +274,7 @@ def test_nine_nodes():
 
 @pytest.mark.slow
 def test_seville():
-    network = from_json("seville24")
+    network = packaged("seville")
     solution = network.solve(time_limit=120)
     assert solution.success, solution.message
     assert -solution.value > 21.35
@@ -294,7 +290,7 @@ def test_existing_roads_are_solved_as_they_stand():
 
 
 def test_a_time_limit_is_kept_and_bad_arguments_are_refused():
-    network = from_json("net9")
+    network = packaged("paper9")
     solution = network.solve(starts=1000, time_limit=2.0)
     assert solution.stats["time"] < 8.0
     assert solution.status in (bx.Status.TIME_LIMIT, bx.Status.CONVERGED)
@@ -305,5 +301,5 @@ def test_a_time_limit_is_kept_and_bad_arguments_are_refused():
 
 
 def test_progress_is_shown(capsys):
-    from_json("net3").solve(starts=2, progress=True)
+    packaged("paper3").solve(starts=2, progress=True)
     assert "start 1/2" in capsys.readouterr().err

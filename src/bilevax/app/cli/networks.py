@@ -8,10 +8,9 @@ import typer
 
 from bilevax.app import report
 from bilevax.app.cli.inputs import given, writable
-from bilevax.app.cli.options import Json, MaxSteps, Report, Rtol, TimeLimit
+from bilevax.app.cli.options import Json, Report, Rtol, TimeLimit
 from bilevax.app.cli.output import Output, answer
 from bilevax.app.cli.tables import columns_table, solution_tables
-from bilevax.driver.solve import solve
 from bilevax.problems.network.design import NetworkDesign
 
 
@@ -25,8 +24,8 @@ def design_network(
     detour: Annotated[
         float | None, typer.Option(help="Leave out ways longer than this factor times the shortest.")
     ] = None,
+    starts: Annotated[int, typer.Option(min=1, help="Searches that begin with different links open.")] = 1,
     rtol: Rtol = 1e-6,
-    max_steps: MaxSteps = None,
     time_limit: TimeLimit = None,
     rows: Annotated[int, typer.Option(min=0, help="Print at most so many links and pairs.")] = 30,
     page: Report = None,
@@ -37,27 +36,32 @@ def design_network(
     NODES.tntp gives coordinates for the picture in the report.
 
     - `bilevax network SiouxFalls_net.tntp SiouxFalls_trips.tntp SiouxFalls_node.tntp --report sioux.html`
-    - `bilevax network town.json`
+    - `bilevax network town.json --starts 16`
     """
     with Output(as_json) as output:
         if page is not None:
             writable(page)
         design = _read_network(files, detour)
-        problem = design.problem()
-        limits = {"rtol": rtol, "max_steps": max_steps, "time_limit": time_limit}
-        solution = solve(problem, design.start(), **limits)
+        limits = {"rtol": rtol, "starts": starts, "time_limit": time_limit}
+        solution = design.solve(**limits)
         known = np.isfinite(solution.value)
         links, pairs = (design.links_table(solution), design.pairs_table(solution)) if known else ({}, {})
+        unbuilt = design.marginal_values(solution) if known else {}
         if page is not None:
             names = ", ".join(str(file) for file in files)
             settings = given({"files": names, "detour": detour, **limits})
-            report.write(solution, page, problem, design, f"Network {files[0].name}", settings=settings, rtol=rtol)
+            report.write(
+                solution, page, design.problem(), design, f"Network {files[0].name}", settings=settings, rtol=rtol
+            )
         output.show(*solution_tables(solution, rtol))
         if known:
             output.show(columns_table("Links", links, rows), columns_table("Origin-destination pairs", pairs, rows))
+            if len(unbuilt.get("value", ())):
+                output.show(columns_table("What a unit of an unbuilt link is worth", unbuilt, rows))
             output.say(f"utility: {design.utility(solution.x, solution.y):.10g} (revenue minus cost of capacity)")
     utility = design.utility(solution.x, solution.y) if known else None
-    output.end({"utility": utility, "links": links, "pairs": pairs, **answer(solution)}, solution.success, page)
+    found = {"utility": utility, "links": links, "pairs": pairs, "unbuilt": unbuilt, **answer(solution)}
+    output.end(found, solution.success, page)
 
 
 def _read_network(files: list[Path], detour: float | None) -> NetworkDesign:

@@ -12,9 +12,11 @@ from bilevax.problems.network.settings import SEARCH
 
 def climb(priced: Priced, random: np.random.Generator, report: Callable[[Priced], None]) -> Priced:
     """Return the best design that kicks and ascents lead to; ``report`` is told every improvement."""
-    best = settled(price_search.ascend(priced, random, SEARCH.sweeps), random)
+    best = settled(price_search.ascend(priced, random, SEARCH.sweeps, report), random)
     report(best)
-    patience, in_vain = min(SEARCH.patience, max(SEARCH.fewest_kicks, len(priced.prices) // 2)), 0
+    links = len(priced.prices)
+    patience = max(SEARCH.fewest_kicks, min(SEARCH.patience, links // 2, SEARCH.kicked_links // links))
+    in_vain = 0
     while in_vain < patience:
         trial = price_search.ascend(price_search.kicked(best, random), random, SEARCH.sweeps_after_kick)
         # A ridge is followed only from where it may lead further than what is known.

@@ -6,6 +6,8 @@ that does not pay is closed (an infinite price), one that would pay is opened at
 present design that is.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy.special import expit
 
@@ -64,8 +66,13 @@ def _prices_to_look_at(price: float, limit: np.ndarray, ease: float) -> np.ndarr
     return np.sort(np.concatenate([grid, corners, [price] if np.isfinite(price) else []]))
 
 
-def ascend(priced: Priced, random: np.random.Generator, sweeps: int) -> Priced:
-    """Improve one price after another, in random order, until a sweep over all links gains nothing."""
+def ascend(
+    priced: Priced, random: np.random.Generator, sweeps: int, report: Callable[[Priced], None] = lambda _: None
+) -> Priced:
+    """Improve one price after another, in random order, until a sweep over all links gains nothing.
+
+    ``report`` is told the end of every sweep.
+    """
     for _ in range(sweeps):
         before = priced.utility
         for link in random.permutation(len(priced.prices)):
@@ -74,6 +81,7 @@ def ascend(priced: Priced, random: np.random.Generator, sweeps: int) -> Priced:
             least = SEARCH.least_gain * (1 + abs(priced.utility))
             if utility > priced.utility + least:
                 priced = priced.at(link, price)
+        report(priced)
         if priced.utility - before <= SEARCH.sweep_gain * (1 + abs(before)):
             break
     return priced
@@ -98,7 +106,7 @@ def starting_prices(network: Network, number: int, random: np.random.Generator) 
 def kicked(priced: Priced, random: np.random.Generator) -> Priced:
     """Change the prices of a few links at random, some of them to infinity."""
     links = len(priced.prices)
-    most = max(SEARCH.fewest_kicked, int(SEARCH.kicked_part * links))
+    most = min(max(SEARCH.fewest_kicked, int(SEARCH.kicked_part * links)), SEARCH.most_kicked)
     chosen = random.choice(links, min(links, int(random.integers(1, most + 1))), replace=False)
     prices = random.exponential(SEARCH.typical_price, len(chosen))
     prices[random.random(len(chosen)) < SEARCH.closed_part] = np.inf

@@ -75,12 +75,17 @@ class Priced:
         self.network, self.prices = network, prices
         self._layout = Layout(network) if layout is None else layout
         self._from, self._to = self._layout.of_origin, self._layout.of_destination
+        self._known: dict[bool, tuple[Trees, int]] = {}  # trees that differ from ours by the price of one link
 
     def at(self, links: Any, price: Any) -> "Priced":
         """Return the network with the prices of some links replaced."""
         prices = self.prices.copy()
         prices[links] = price
-        return self.under(prices)
+        new = self.under(prices)
+        if np.ndim(links) == 0:  # most trees stay as they are
+            trees = {False: vars(self).get("onward"), True: vars(self).get("back")}
+            new._known = {backward: (known, int(links)) for backward, known in trees.items() if known is not None}
+        return new
 
     def under(self, prices: np.ndarray) -> "Priced":
         """Return the network under other prices."""
@@ -162,6 +167,26 @@ class Priced:
         return self.routes(served).T @ travellers
 
     def _trees(self, sources: np.ndarray, backward: bool) -> Trees:
+        """Return all trees; those that a change of one price cannot touch are taken over."""
+        known, link = self._known.pop(backward, (None, 0))
+        if known is None:
+            return self._grown(sources, backward)
+        network, nodes = self.network, self._layout.nodes
+        ends = network.tail[link] + nodes, network.head[link]
+        start, end = ends[::-1] if backward else ends
+        shortcut = known.length[:, start] + network.time[link] + self.prices[link]
+        tie = self._layout.tie * network.cost.sum()
+        touched = np.any(known.link == link, axis=1) | (shortcut <= known.length[:, end] + tie)
+        touched &= np.isfinite(known.length[:, start])
+        if not touched.any():
+            return known
+        fresh = self._grown(sources[touched], backward)
+        patched = Trees(*(part.copy() for part in known))
+        for old, new in zip(patched, fresh, strict=True):
+            old[touched] = new
+        return patched
+
+    def _grown(self, sources: np.ndarray, backward: bool) -> Trees:
         layout, network, nodes = self._layout, self.network, self._layout.nodes
         weight = network.time + self.prices + layout.tie * network.cost
         links = layout.links(weight)

@@ -29,13 +29,16 @@ class SearchSettings:
     # The mean of random prices, and the part of the links that is open in a random start.
     typical_price: float = 1.5
     open_part: float = 0.4
-    # Of a kick: the largest part of the links, but so many at least, and the part of those that is closed.
+    # Of a kick: the largest part of the links, at least and at most so many, and the part of those that is closed.
     kicked_part: float = 0.5
     fewest_kicked: int = 3
+    most_kicked: int = 50
     closed_part: float = 0.3
-    # Kicks in a row without a gain, after which a search ends: half as many as links, within these two.
+    # Kicks in a row without a gain, after which a search ends: half as many as links, within these two, and on large
+    # networks fewer, the third number divided by the links.
     patience: int = 25
     fewest_kicks: int = 5
+    kicked_links: int = 5000
     # After a kick, prices are improved together where the utility is at most this much below the best, relative.
     worth_following: float = 0.1
     # Rounds of improving prices together and one by one.

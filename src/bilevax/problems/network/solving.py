@@ -242,6 +242,7 @@ def _solution(judged: Judged, watch: Watch, starts: int, designs: int) -> Soluti
         history=watch.history,
         stats={
             "solver": "prices",
+            "steps": len(watch.records),
             "time": time.monotonic() - watch.began,
             "starts": starts,
             "designs": designs,
