@@ -18,7 +18,7 @@ from bilevax.problems.network.data import Network
 from bilevax.problems.network.prices import Priced
 from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.roads import Rates, derive
-from bilevax.problems.network.solving import check_starts, in_float64
+from bilevax.problems.network.solving import check_starts, solve_by_prices
 
 
 class NetworkDesign(Network):
@@ -280,7 +280,7 @@ class NetworkDesign(Network):
         check_starts(starts, x0, len(self.tail))
         if self.detour is not None or (self.existing is not None and np.any(self.existing > 0)):
             return self._solved_as_a_whole(x0, starts, time_limit, progress, rtol, key)
-        return in_float64(self, x0, starts, time_limit, progress, rtol, key)
+        return solve_by_prices(self, x0, starts, time_limit, progress, rtol, key)
 
     def _solved_as_a_whole(
         self, x0: Any, starts: int, time_limit: float | None, progress: bool | None, rtol: float, key: int

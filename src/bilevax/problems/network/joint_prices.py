@@ -47,11 +47,15 @@ class Model:
         share = expit(network.outside[self.served] - priced.length[self.served])
         slope, bend = share * (1 - share), share * (1 - share) * (1 - 2 * share)
         self.gradient = -(self.routes.T @ (gain * slope))
-        curvature = gain * bend
-        bowl = self.routes.T @ sp.diags(-curvature) @ self.routes
-        if not _definite(bowl):  # without the terms that curve upwards it is
-            bowl = self.routes.T @ sp.diags(np.maximum(-curvature, 0.0)) @ self.routes
-        self.curvature = sp.csc_matrix(bowl)
+        self.curvature = self._convex(-gain * bend)
+
+    def _convex(self, curvature: np.ndarray) -> sp.csc_matrix:
+        """Return the curvature of minus the utility, with as much as it can bear of the terms that curve downwards."""
+        bowl = lambda part: sp.csc_matrix(
+            self.routes.T @ sp.diags(np.where(curvature > 0, curvature, part * curvature)) @ self.routes
+        )
+        parts = JOINT.parts if len(self.links) <= JOINT.most_factorised else ()
+        return next((found for part in parts if _definite(found := bowl(part))), bowl(0.0))
 
     def at(self, step: np.ndarray) -> Priced:
         """Return the network after a step of the prices."""
@@ -125,9 +129,10 @@ def _program(model: Model, rows: sp.csr_matrix, right: np.ndarray, radius: float
     return step if np.isfinite(step).all() else np.zeros(size)
 
 
-def _definite(matrix: sp.csr_matrix) -> bool:
+def _definite(matrix: sp.csc_matrix) -> bool:
     """Return whether a matrix has no eigenvalue below zero, rounding aside."""
-    if matrix.shape[0] > JOINT.most_factorised:
+    try:
+        np.linalg.cholesky(matrix.toarray() + JOINT.proximity * np.eye(matrix.shape[0]))
+    except np.linalg.LinAlgError:
         return False
-    smallest = np.linalg.eigvalsh(matrix.toarray())[0] if matrix.shape[0] else 0.0
-    return smallest >= -1e-12
+    return True

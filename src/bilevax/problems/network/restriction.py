@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, Float
+from scipy.special import expit
 
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.sets import Box, NonNegative, Product
 from bilevax.problems.network.data import Network
+from bilevax.problems.network.prices import Priced
 from bilevax.problems.network.routes import Graph
 from bilevax.problems.network.rows import Conservation, Load
 from bilevax.problems.network.settings import PRUNING
@@ -69,6 +71,16 @@ class Restriction:
             },
             y_like={"flow": np.zeros(len(link)), "share": np.zeros(pairs)},
         )
+
+    def travelled(self, priced: Priced) -> dict[str, np.ndarray]:
+        """Return the flows and shares that prices lead to, every pair on one route."""
+        network = self.network
+        share = expit(network.outside[self.pairs] - priced.length[self.pairs])
+        used = priced.routes(self.pairs)[:, self.links]
+        return {
+            "flow": np.asarray(used[self.flow_pair, self.flow_link]).ravel() * share[self.flow_pair],
+            "share": share,
+        }
 
     def in_whole(self, x: np.ndarray) -> np.ndarray:
         """Return capacities of all links: 0 where a link is no part of the restriction."""

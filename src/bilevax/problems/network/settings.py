@@ -24,7 +24,7 @@ class SearchSettings:
     # A link is closed where that loses less than this, relative to 1 + the utility.
     negligible: float = 1e-7
     # Sweeps over all links: from a start, and after a kick.
-    sweeps: int = 30
+    sweeps: int = 4
     sweeps_after_kick: int = 6
     # The mean of random prices, and the part of the links that is open in a random start.
     typical_price: float = 1.5
@@ -69,8 +69,10 @@ class JointSettings:
     # Accuracy of the programs, and what is added to the diagonal of their curvature.
     accuracy: float = 1e-11
     proximity: float = 1e-9
-    # Prices up to which the exact curvature is looked at.
-    most_factorised: int = 400
+    # How much of the downward curvature is tried in the programs, which have to be convex: the first that is, counts.
+    # Above so many prices none is.
+    parts: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)
+    most_factorised: int = 1500
 
 
 JOINT = JointSettings()

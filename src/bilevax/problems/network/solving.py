@@ -13,7 +13,6 @@ import numpy as np
 from scipy.special import logit
 
 from bilevax._support.clock import OutOfTime, deadline, in_time
-from bilevax._support.precision import float64
 from bilevax.certificate.certificate import Certificate, certify
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, check_limits
@@ -161,7 +160,7 @@ def _judge(priced: Priced) -> Judged:
     if len(links) == 0:
         certificate = certificate_of_nothing(part)
     else:
-        certificate = certify(part.problem(PRUNING.guard), priced.load[links])
+        certificate = certify(part.problem(PRUNING.guard), priced.load[links], part.travelled(priced))
         if certificate.proves_value:
             share = np.asarray(certificate.y["share"])
             if min(share.min(), 1 - share.max()) <= SOLVING.least_share:  # the guard might bind
@@ -289,9 +288,3 @@ def check_starts(starts: Any, x0: Any, links: int) -> None:
         raise ValueError(f"starts: expected a whole number >= 1, got {starts!r}.")
     if x0 is not None and np.shape(x0) != (links,):
         raise ValueError(f"x0: expected one capacity a link, shape ({links},), got {np.shape(x0)}.")
-
-
-def in_float64(*arguments: Any) -> Solution:
-    """Return `solve_by_prices` in float64."""
-    with float64():
-        return solve_by_prices(*arguments)
