@@ -180,6 +180,8 @@ def _priced_out(judged: Judged) -> tuple[Marginal | None, dict[str, int]] | None
     length = judged.priced.network.outside[pairs] - logit(share)
     if np.any(np.abs(exact.length[pairs] - length) > SOLVING.same_length * (1 + np.abs(length))):
         return None
+    if np.any(length > found.length[pairs] + 0.5 * PRUNING.margin):  # flows that were left out might be used
+        return None
     same = np.abs(exact.prices[judged.part.links] - found.prices[judged.part.links]) <= SOLVING.same_length
     single, pairs, routes = [], [], []
     for priced in (exact,) if same.all() else (exact, found.under(np.where(found.load > 0, found.prices, np.inf))):
