@@ -190,6 +190,7 @@ def test_a_link_that_adds_a_better_pair_to_another_one_pays_with_it():
     assert solution.value < -1.0
 
 
+@pytest.mark.slow
 def test_pruning_leaves_no_flow_without_a_way_on():
     network = random_network(111, nodes=6, pairs=0.9)
     priced = local_design(network, 11)
