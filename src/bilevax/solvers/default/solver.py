@@ -137,7 +137,8 @@ def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) ->
     hessian = flat.hessian("lower", "y", "y", x, y)
     filled = hessian.nnz + flat.rows.A.nnz
     sparse = filled <= SIZES.entries * (flat.n_y + flat.rows.A.shape[0])
-    return sparse and (size > SIZES.smallest_sparse or bool(np.any(hessian.diagonal() == 0.0)))
+    few = flat.rows.A.nnz > SIZES.full * flat.n_y * flat.rows.A.shape[0]  # so few variables that rows are full
+    return sparse and ((size > SIZES.smallest_sparse and not few) or bool(np.any(hessian.diagonal() == 0.0)))
 
 
 def _without_dust(flat: FlatProblem, x: np.ndarray) -> np.ndarray:
