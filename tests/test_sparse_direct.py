@@ -17,8 +17,9 @@ from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.pieces.conditions import point_at
 from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
-from bilevax.solvers.default.pieces.sparse import SparsePieces
-from bilevax.solvers.default.programs.quadratic import nearest_on_rows, solve_qp
+from bilevax.solvers.default.pieces.sparse import SparsePieces, SparseTrust
+from bilevax.solvers.default.programs.convexify import convexified
+from bilevax.solvers.default.programs.quadratic import least_step, nearest_on_rows, solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import RESTORATION
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
@@ -184,6 +185,35 @@ def test_other_multipliers_are_the_extremes_of_full_links_in_a_row():
         assert np.array_equal(other.y, point.y)
     found = sorted(tuple(np.round(other.multiplier[prices] / total, 6)) for other in others)
     assert found == [(0.0, 1.0), (1.0, 0.0)]
+
+
+def test_the_drag_falls_only_where_the_model_told_the_truth():
+    trust = SparseTrust(radius=1.0, rtol=1e-6, drag=1e-3)
+    assert trust.after_success(0.1, gain=0.1, share=1.0).drag == pytest.approx(1e-4)
+    assert trust.after_success(0.1, gain=0.1, share=0.3).drag == trust.drag
+    assert trust.after_success(0.1, gain=1e-13, share=0.3).drag == pytest.approx(1e-4)  # rounding tells nothing
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_negative_curvature_is_reversed_or_dropped(reverse):
+    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
+    curvature, convex = np.array([2.0, 0.5, -1.0]), np.array([2.0, 0.5, 1.0 if reverse else 0.0])
+    coupled, expected = turn @ np.diag(curvature) @ turn.T, turn @ np.diag(convex) @ turn.T
+    for given, wanted in ((np.diag(curvature), np.diag(convex)), (coupled, expected)):
+        alone = sp.block_diag([sp.csc_matrix(given), sp.diags([3.0, -4.0])], format="csc")
+        found, bent = convexified(sp.csc_matrix(alone), reverse=reverse)
+        np.testing.assert_allclose(found.toarray()[:3, :3], wanted, atol=1e-12)
+        np.testing.assert_allclose(found.diagonal()[3:], [3.0, 4.0 if reverse else 0.0])
+        assert bent
+
+
+def test_the_least_step_meets_dependent_rows():
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((4, 9))
+    rows = sp.csr_matrix(np.vstack([rows, rows[0] + rows[1]]))  # the last follows from two others
+    miss = rows @ random.standard_normal(9)
+    step = present(least_step(rows, miss))
+    np.testing.assert_allclose(step, np.linalg.lstsq(rows.toarray(), miss, rcond=1e-12)[0], atol=1e-10)
 
 
 def test_nearest_point_on_rows():

@@ -38,6 +38,15 @@ class Factor(Protocol):
         ...
 
 
+class KktPoint(NamedTuple):
+    """Where K is taken: the derivatives of g there, y, the multipliers, and K's lower right block ``-give``."""
+
+    there: LowerDerivatives
+    y: np.ndarray
+    multiplier: np.ndarray
+    give: np.ndarray
+
+
 class Algebra(Protocol):
     """The linear algebra of a lower level: `DenseAlgebra` or `SparseAlgebra`."""
 
@@ -47,15 +56,7 @@ class Algebra(Protocol):
         """Return the gradient of g in y, with whatever makes it strictly convex."""
         ...
 
-    def factorise(
-        self,
-        there: LowerDerivatives,
-        y: np.ndarray,
-        multiplier: np.ndarray,
-        give: np.ndarray,
-        unit: float,
-        shift: float,
-    ) -> Factor:
+    def factorise(self, at: KktPoint, unit: float, shift: float) -> Factor:
         """Return a factor of K; `FloatingPointError` where it has none."""
         ...
 
@@ -143,21 +144,13 @@ class CentralLower(Learning):
     def factor(self, point: CentralPoint) -> Factor:
         """Return the factor of the KKT matrix at a central point."""
         there = self.flat.lower_derivatives(point.x, point.y)
-        return self._factorise(there, point.y, point.multiplier, point.slack, point.softness, point.shift)
+        return self._factorise(there, point)
 
-    def _factorise(
-        self,
-        there: LowerDerivatives,
-        y: np.ndarray,
-        multiplier: np.ndarray,
-        slack: np.ndarray,
-        softness: float,
-        shift: float,
-    ) -> Factor:
-        equal, give = self.rows.equalities, softness * self.soft
-        give[equal:] += slack[equal:] / multiplier[equal:]
+    def _factorise(self, there: LowerDerivatives, point: CentralPoint) -> Factor:
+        equal, give = self.rows.equalities, point.softness * self.soft
+        give[equal:] += point.slack[equal:] / point.multiplier[equal:]
         unit = self.multiplier_scale / self.slack_scale
-        return self.algebra.factorise(there, y, multiplier, give, unit, shift)
+        return self.algebra.factorise(KktPoint(there, point.y, point.multiplier, give), unit, point.shift)
 
     @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a failure shows in its numbers, and returns None
     def _newton(
@@ -177,6 +170,7 @@ class CentralLower(Learning):
             size, left = 1 + _largest(gradient), _largest(dual)
             if not (np.isfinite(size) and np.isfinite(left)):
                 return None
+            point = CentralPoint(x, y, multiplier, slack, barrier, softness, shift)
             # A slack that is a difference of large numbers is known to rounding only.
             rounding = 1e-15 * tolerance * _largest(multiplier)
             if (
@@ -184,7 +178,7 @@ class CentralLower(Learning):
                 and _largest(primal) <= CENTRAL.primal * tolerance
                 and _largest(products - barrier) <= CENTRAL.products * barrier + 1e-16 * size + rounding
             ):
-                return CentralPoint(x, y, multiplier, slack, barrier, softness, shift)
+                return point
             # After a short step the point is too close to the boundary: centre before going on.
             centred = CENTRAL.centring if length > CENTRAL.short else 1.0
             aim = max(barrier, centred * float(np.add.reduce(products)) / len(products)) if len(products) else barrier
@@ -192,7 +186,7 @@ class CentralLower(Learning):
             positive[:equal] = 1.0
             away = aim / positive - slack
             away[:equal] = 0.0
-            factor = self._factorise(there, y, multiplier, slack, softness, shift)
+            factor = self._factorise(there, point)
             step, pushed = factor.solve(-dual, -primal - away)
             if not np.isfinite(step).all():
                 return None

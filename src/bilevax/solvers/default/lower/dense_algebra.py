@@ -16,6 +16,7 @@ from scipy.linalg import lapack
 
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.solvers.default.lower.central import KktPoint
 from bilevax.solvers.default.lower.rows import LowerRows, as_array
 from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.programs.complementarity import Product
@@ -135,24 +136,16 @@ class DenseAlgebra(Learning):
         """Return the gradient of `value` in y."""
         return there.gradient + self.lift * y
 
-    def factorise(
-        self,
-        there: LowerDerivatives,
-        y: np.ndarray,
-        multiplier: np.ndarray,
-        give: np.ndarray,
-        unit: float,
-        shift: float,
-    ) -> DenseFactor:
-        """Return a factor of K, whose lower right block is ``-give``; `FloatingPointError` where it has none."""
+    def factorise(self, at: KktPoint, unit: float, shift: float) -> DenseFactor:
+        """Return a factor of K; `FloatingPointError` where it has none."""
         try:
-            expansion = self.expand(there, y, multiplier)
+            expansion = self.expand(at.there, at.y, at.multiplier)
         except np.linalg.LinAlgError as error:
             raise FloatingPointError(str(error)) from error
         if not self.rows.count:
-            return DenseFactor(expansion, give, np.zeros((0, 0)), 0)
+            return DenseFactor(expansion, at.give, np.zeros((0, 0)), 0)
         compliance = expansion.compliance
-        give = give + expansion.rounding
+        give = at.give + expansion.rounding
         if isinstance(compliance, Product):
             scaled = compliance.half / np.sqrt(give)[:, None]
             system = lifted(scaled.T @ scaled, 1.0)

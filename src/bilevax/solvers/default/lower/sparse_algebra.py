@@ -18,6 +18,7 @@ import scipy.sparse as sp
 
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.solvers.default.lower.central import KktPoint
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.diary import Learning
@@ -46,20 +47,12 @@ class SparseAlgebra(Learning):
         """Return the gradient of g in y."""
         return there.gradient
 
-    def factorise(
-        self,
-        there: LowerDerivatives,
-        y: np.ndarray,
-        multiplier: np.ndarray,
-        give: np.ndarray,
-        unit: float,
-        shift: float,
-    ) -> "SparseFactor":
-        """Return a factor of K, whose lower right block is ``-give``; `FloatingPointError` where it has none.
+    def factorise(self, at: KktPoint, unit: float, shift: float) -> "SparseFactor":
+        """Return a factor of K; `FloatingPointError` where it has none.
 
         ``unit`` is the typical stiffness. The factor is good until the next one is made: they share their memory.
         """
-        rows, hessian = self.rows, there.hessian
+        rows, hessian, give = self.rows, at.there.hessian, at.give
         stiffness = np.bincount(rows.column, 1 / give[rows.bounds], minlength=self.flat.n_y) + ALGEBRA.trace * unit
         if self._layout is None or not self._layout.fits(hessian):
             self._solver, self._layout = None, _Layout(hessian, self.A)
@@ -78,7 +71,7 @@ class SparseAlgebra(Learning):
             raise FloatingPointError(str(error)) from error
         self._seconds = time.monotonic() - began
         self._made += 1
-        return SparseFactor(self, self._solver, self._made, there, stiffness, give)
+        return SparseFactor(self, self._solver, self._made, at.there, stiffness, give)
 
     def is_last(self, number: int) -> bool:
         """Return whether the factor of that number is still in memory."""

@@ -149,7 +149,8 @@ class _Model:
         self.pieces, self.point, self.trust = pieces, point, trust
         adjoint = point.adjoint if trust.curved and point.adjoint is not None else np.zeros(flat.n_y)
         self.gradient = np.concatenate(flat.gradients("upper", point.x, point.y))
-        bent, _ = convexified(flat.lagrangian_hessian(point.x, point.y, adjoint))
+        # The trust region and the drag limit steps along negative curvature; reversed, it would make them too short.
+        bent, _ = convexified(flat.lagrangian_hessian(point.x, point.y, adjoint), reverse=False)
         sizes = _sizes(self.gradient, bent.diagonal(), flat.n_x) / pieces.central.slack_scale
         self.hessian = bent + sp.diags(trust.drag * sizes)
 

@@ -1,4 +1,4 @@
-"""Convex models of functions that are not: negative curvature is reversed, so that steps go down where f bends."""
+"""Convex models of functions that are not: negative curvature is reversed or dropped, so that steps go down."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -34,19 +34,22 @@ def convex_model(hessian: np.ndarray) -> np.ndarray:
 _LEAST_CURVATURE = 1e-9  # relative to the largest
 
 
-def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
-    """Return a sparse Hessian with its negative curvature reversed, and whether it had any; zero curvature stays."""
-    diagonal = hessian.diagonal()
+def convexified(hessian: sp.csc_matrix, *, reverse: bool = True) -> tuple[sp.csc_matrix, bool]:
+    """Return a sparse Hessian with its negative curvature reversed, and whether it had any; zero curvature stays.
+
+    Without ``reverse`` negative curvature is dropped: steps along it are as long as what else limits them allows.
+    """
+    diagonal, bent = hessian.diagonal(), np.abs if reverse else lambda curvature: np.maximum(curvature, 0.0)
     size = positive(np.abs(hessian.data).max(initial=0.0))
     if hessian.count_nonzero() == np.count_nonzero(diagonal):
-        return sp.csc_matrix(sp.diags(np.abs(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
+        return sp.csc_matrix(sp.diags(bent(diagonal))), bool(diagonal.min(initial=0.0) < -1e-12 * size)
     coupled = np.diff(hessian.indptr) > (diagonal != 0)
     if coupled.sum() < len(coupled):  # variables that stand alone are convex or not by themselves
         index = np.flatnonzero(coupled)
-        block, shifted = convexified(sp.csc_matrix(hessian[index][:, index]))
+        block, shifted = convexified(sp.csc_matrix(hessian[index][:, index]), reverse=reverse)
         place = sp.csc_matrix((np.ones(len(index)), (index, np.arange(len(index)))), (len(coupled), len(index)))
         alone = np.where(coupled, 0.0, diagonal)
-        whole = place @ block @ place.T + sp.diags(np.abs(alone))
+        whole = place @ block @ place.T + sp.diags(bent(alone))
         return sp.csc_matrix(whole), shifted or bool(alone.min() < -1e-12 * size)
     if hessian.shape[0] <= SIZES.as_array or is_full(hessian):
         dense = hessian.toarray()
@@ -56,7 +59,7 @@ def convexified(hessian: sp.csc_matrix) -> tuple[sp.csc_matrix, bool]:
         except np.linalg.LinAlgError:
             if len(dense) <= SIZES.as_array:
                 values, vectors = np.linalg.eigh(dense)
-                return sp.csc_matrix((vectors * np.abs(values)) @ vectors.T), bool(values[0] < -1e-10 * size)
+                return sp.csc_matrix((vectors * bent(values)) @ vectors.T), bool(values[0] < -1e-10 * size)
     # Gershgorin's bound: crude, but it needs no factorisation.
     excess = np.asarray(abs(hessian).sum(axis=1)).ravel() - np.abs(diagonal) - diagonal
     return hessian + sp.diags(np.maximum(excess, 0.0)), bool(excess.max() > 0)
