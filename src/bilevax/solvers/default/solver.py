@@ -100,7 +100,7 @@ class Default(HostSolver):
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
         direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(flat.n_y if few else size):
-            phi = phi_of(flat) if direct else None
+            phi = phi_of(flat, x, y) if direct else None
             if phi is not None:
                 descent = hypergradient_descent(phi, upper, x, y, rtol)
                 reached = yield from diary.phase("hypergradient descent", descent)

@@ -39,7 +39,7 @@ class SparseAlgebra(Learning):
         self.A = rows.A[: rows.general]
         self.transposed = sp.csr_matrix(self.A.T)
         self._solver: qdldl.Solver | None = None
-        self._layout: _Layout | None = None
+        self._layout: Layout | None = None
         self._seconds = 0.0  # that the last factorisation took
         self._made = 0
 
@@ -55,7 +55,7 @@ class SparseAlgebra(Learning):
         rows, hessian, give = self.rows, at.there.hessian, at.give
         stiffness = np.bincount(rows.column, 1 / give[rows.bounds], minlength=self.flat.n_y) + ALGEBRA.trace * unit
         if self._layout is None or not self._layout.fits(hessian):
-            self._solver, self._layout = None, _Layout(hessian, self.A)
+            self._solver, self._layout = None, Layout(hessian, self.A)
         # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular.
         diagonal = np.concatenate([stiffness + shift * unit, -give[: rows.general] - shift / unit])
         half = self._layout.upper_half(hessian, diagonal)
@@ -145,7 +145,7 @@ class SparseFactor:
             raise RuntimeError("this factor was overwritten by a later one")
 
 
-class _Layout:
+class Layout:
     """Where the entries of H, A and the diagonal lie in the upper half of K, found once for a sparsity of H."""
 
     def __init__(self, hessian: sp.csc_matrix, A: sp.csr_matrix):
@@ -154,8 +154,9 @@ class _Layout:
         column = np.repeat(np.arange(n_y), np.diff(hessian.indptr))
         self.upper = hessian.indices <= column
         rows, entries = A.tocoo(), np.arange(size)
-        place = np.concatenate([column[self.upper], entries, n_y + rows.row]).astype(np.int64) * size
-        place += np.concatenate([hessian.indices[self.upper], entries, rows.col])
+        self.column = np.concatenate([column[self.upper], entries, n_y + rows.row])
+        self.row = np.concatenate([hessian.indices[self.upper], entries, rows.col])
+        place = self.column.astype(np.int64) * size + self.row
         used, self.where = np.unique(place, return_inverse=True)
         pointer = np.searchsorted(used, np.arange(size + 1) * size)
         self.matrix = sp.csc_matrix((np.zeros(len(used)), used % size, pointer), shape=(size, size))
@@ -165,8 +166,11 @@ class _Layout:
         """Return whether H still has that sparsity."""
         return np.array_equal(self.indptr, hessian.indptr) and np.array_equal(self.indices, hessian.indices)
 
-    def upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray) -> sp.csc_matrix:
-        """Return K's upper half; ``diagonal`` is what it has beside H."""
+    def upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray, kept: np.ndarray | None = None) -> sp.csc_matrix:
+        """Return K's upper half; ``diagonal`` is what it has beside H, and all that is left of what is not ``kept``."""
         entries = np.concatenate([hessian.data[self.upper], diagonal, self.rows])
+        if kept is not None:
+            entries *= kept[self.row] & kept[self.column]
+            entries[int(self.upper.sum()) :][: len(diagonal)] = diagonal
         self.matrix.data = np.bincount(self.where, entries, minlength=self.matrix.nnz)
         return self.matrix

@@ -1,0 +1,179 @@
+"""Phi by sparse linear algebra, for lower levels with many variables or constraints and g strictly convex.
+
+The lower level at x is solved as in the compiled `program`: Newton's method with a set of active constraints, which is
+then corrected. Entries of y on an active bound and rows that are not active are taken out of the KKT matrix, whose
+pattern stays the same: the order of elimination is found once, and a step costs one factorisation.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import qdldl
+import scipy.sparse as sp
+
+from bilevax._support import clock
+from bilevax.model.flat import FlatProblem
+from bilevax.solvers.default.hypergradient.descent import Answer
+from bilevax.solvers.default.lower.rows import LowerRows
+from bilevax.solvers.default.lower.sparse_algebra import Layout
+from bilevax.solvers.default.quasi_newton import SmoothPoint
+from bilevax.solvers.default.settings import ALGEBRA, EXACT, HYPERGRADIENT
+
+
+class _Lower(NamedTuple):
+    """A lower-level answer, or a guess of it: y lies on the active bounds, and inactive rows have no multiplier."""
+
+    y: np.ndarray
+    multiplier: np.ndarray
+    active: np.ndarray
+
+
+class SparsePhi:
+    """Phi of one problem as an objective for `quasi_newton`."""
+
+    def __init__(self, flat: FlatProblem, rows: LowerRows):
+        self.flat, self.rows = flat, rows
+        self._general = sp.csr_matrix(rows.A[: rows.general])
+        self._transposed = sp.csr_matrix(self._general.T)
+        self._layout: Layout | None = None
+        self._solver: qdldl.Solver | None = None
+
+    def begin(self, x: np.ndarray, y: np.ndarray) -> SmoothPoint | None:
+        """Return the point at x, y being the only guess."""
+        return self._evaluate(x, _Lower(y, np.zeros(self.rows.count), ~self.rows.inequality))
+
+    def evaluate(self, x: np.ndarray, smoothing: None, warm: SmoothPoint) -> SmoothPoint | None:
+        """Return the point at x, started from a near one; None where the lower level is not solved."""
+        return self._evaluate(x, _Lower(warm.y, warm.multiplier, warm.state.active))
+
+    def refit(self, point: SmoothPoint) -> None:
+        """Return None: there is no smoothing."""
+
+    def refine(self, point: SmoothPoint) -> SmoothPoint:
+        """Return the point itself: it is exact."""
+        return point
+
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a failure shows in its numbers, and returns None
+    def _evaluate(self, x: np.ndarray, guess: _Lower) -> SmoothPoint | None:
+        flat, rows = self.flat, self.rows
+        try:
+            lower = self._solve(x, guess)
+            if lower is None:
+                return None
+            value, f_x, f_y = flat.value_and_gradients("upper", x, lower.y)
+            p, q = self._step(x, lower, f_y, np.zeros(rows.general))
+        except FloatingPointError:
+            return None
+        gradient = f_x - flat.products("lower", "x", "y", x, lower.y)(p[None])[0] - rows.B[: rows.general].T @ q
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return None
+        state = Answer(lower.active, -rows.values(x, lower.y))
+        return SmoothPoint(x, lower.y, lower.multiplier, value, gradient, None, state)
+
+    def _solve(self, x: np.ndarray, guess: _Lower) -> _Lower | None:
+        """Return the lower level's answer at x; None where no set of active constraints fits."""
+        lower, seen = self._with(guess, guess.active), set()
+        for _ in range(HYPERGRADIENT.newton_steps):
+            newton = self._newton(x, lower)
+            if newton is None:
+                return None
+            lower, active = self._corrected(x, newton)
+            if np.array_equal(active, lower.active):
+                return lower
+            if active.tobytes() in seen:
+                return None  # the sets go round in circles
+            seen.add(active.tobytes())
+            lower = self._with(lower, active)
+        return None
+
+    def _newton(self, x: np.ndarray, lower: _Lower) -> _Lower | None:
+        """Return the answer with this set of active constraints, whatever their signs."""
+        misfit, before, general = self._misfit(x, lower), np.inf, self.rows.general
+        for _ in range(HYPERGRADIENT.newton_steps):
+            clock.check()
+            size = np.abs(misfit).max(initial=0.0) / (1 + np.abs(lower.multiplier).max(initial=0.0))
+            if size <= EXACT.finest or (size <= EXACT.accurate and size > 0.1 * before):
+                return lower
+            along_y, along_rows = self._step(x, lower, -misfit[: self.flat.n_y], -misfit[self.flat.n_y :])
+            for length in 0.5 ** np.arange(HYPERGRADIENT.halvings):
+                multiplier = lower.multiplier.copy()
+                multiplier[:general] += length * along_rows
+                trial = _Lower(lower.y + length * along_y, multiplier, lower.active)
+                left = self._misfit(x, trial)
+                if np.linalg.norm(left) <= (1 - 1e-4 * length) * np.linalg.norm(misfit):  # false for NaN
+                    lower, misfit, before = trial, left, size
+                    break
+            else:
+                return lower if size <= EXACT.accurate else None
+        return None
+
+    def _with(self, lower: _Lower, active: np.ndarray) -> _Lower:
+        """Return the point with another set of active constraints."""
+        rows, y, on = self.rows, lower.y.copy(), active[self.rows.bounds]
+        y[rows.column[on]] = (rows.sign * rows.c[rows.bounds])[on]
+        return _Lower(y, np.where(active, lower.multiplier, 0.0), active)
+
+    def _reduced(self, x: np.ndarray, lower: _Lower) -> np.ndarray:
+        """Return the gradient of the Lagrangian without the bounds."""
+        return self.flat.gradients("lower", x, lower.y)[1] + self._transposed @ lower.multiplier[: self.rows.general]
+
+    def _misfit(self, x: np.ndarray, lower: _Lower) -> np.ndarray:
+        """Return what is left of the equations of this set of active constraints."""
+        values = self._general @ lower.y + (self.rows.B @ x - self.rows.c)[: self.rows.general]
+        return np.where(self._kept(lower.active), np.concatenate([self._reduced(x, lower), values]), 0.0)
+
+    def _kept(self, active: np.ndarray) -> np.ndarray:
+        """Return which entries of y and which rows are in the equations."""
+        rows, free = self.rows, np.ones(self.flat.n_y, bool)
+        free[rows.column[active[rows.bounds]]] = False
+        return np.concatenate([free, active[: rows.general]])
+
+    def _corrected(self, x: np.ndarray, lower: _Lower) -> tuple[_Lower, np.ndarray]:
+        """Return the point with the multipliers of its bounds, and the constraints that should be active."""
+        rows, multiplier = self.rows, lower.multiplier.copy()
+        pressing = -rows.sign * self._reduced(x, lower)[rows.column]
+        multiplier[rows.bounds] = np.where(lower.active[rows.bounds], pressing, 0.0)
+        violated = rows.values(x, lower.y) > HYPERGRADIENT.violated * (1 + np.abs(lower.y).max(initial=0.0))
+        active = ~rows.inequality | np.where(lower.active, multiplier > 0, violated)
+        return lower._replace(multiplier=multiplier), active
+
+    def _step(
+        self, x: np.ndarray, lower: _Lower, along_y: np.ndarray, along_rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Solve with the KKT matrix of this set of active constraints; zero for what is not in it."""
+        hessian, kept, n_y = self.flat.hessian("lower", "y", "y", x, lower.y), self._kept(lower.active), self.flat.n_y
+        solver = self._factorised(hessian, kept)
+        right, refined = np.where(kept, np.concatenate([along_y, along_rows]), 0.0), 0
+
+        def left(vector: np.ndarray) -> np.ndarray:
+            y, multiplier = vector[:n_y], vector[n_y:]
+            image = np.concatenate([hessian @ y + self._transposed @ multiplier, self._general @ y])
+            return right - np.where(kept, image, 0.0)
+
+        solution = solver.solve(right)
+        residual = left(solution)
+        while refined < ALGEBRA.refinements:
+            better = solution + solver.solve(residual)
+            after = left(better)
+            if not np.abs(after).max(initial=0.0) < 0.5 * np.abs(residual).max(initial=0.0):
+                break
+            solution, residual, refined = better, after, refined + 1
+        return solution[:n_y], solution[n_y:]
+
+    def _factorised(self, hessian: sp.csc_matrix, kept: np.ndarray) -> qdldl.Solver:
+        if self._layout is None or not self._layout.fits(hessian):
+            self._solver, self._layout = None, Layout(hessian, self._general)
+        n_y, shift = self.flat.n_y, ALGEBRA.shifts[0]
+        unit = max(float(np.abs(hessian.diagonal()).max(initial=0.0)), 1e-300)
+        sign = np.where(np.arange(len(kept)) < n_y, 1.0, -1.0)
+        diagonal = sign * np.where(kept, shift * np.where(sign > 0, unit, 1 / unit), 1.0)
+        half = self._layout.upper_half(hessian, diagonal, kept)
+        try:
+            if self._solver is None:
+                self._solver = qdldl.Solver(half, upper=True)
+            else:
+                self._solver.update(half, upper=True)
+        except RuntimeError as error:
+            self._solver = None  # half overwritten
+            raise FloatingPointError(str(error)) from error
+        return self._solver
