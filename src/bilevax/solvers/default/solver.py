@@ -26,7 +26,7 @@ from bilevax.solvers.default.hypergradient.choice import phi_of
 from bilevax.solvers.default.hypergradient.descent import hypergradient_descent
 from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.settings import SIZES
+from bilevax.solvers.default.settings import HYPERGRADIENT, SIZES
 from bilevax.solvers.default.sweeping import search_by_sweeps
 from bilevax.solvers.diary import Diary
 
@@ -108,8 +108,8 @@ class Default(HostSolver):
                     answer = Snapshot(reached.x, reached.y, "answer", reached.value, final=True)
                     yield answer._replace(converged=reached.converged)
                     return
-                if reached is not None:
-                    x, y = reached.x, reached.y
+                if reached is not None and flat.n_x >= HYPERGRADIENT.fewest:
+                    x, y = reached.x, reached.y  # with few x the others do better from the start: they see farther
             if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
                 yield from sparsely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary)
             elif direct and dense:
