@@ -87,12 +87,13 @@ class Hypergradient:
     newton_steps: int = 80  # of the lower level, changes of its active constraints included
     halvings: int = 40  # of a step of it
     violated: float = 1e-12  # violation, relative, from which on a constraint becomes active
-    steps: int = 1000  # of the quasi-Newton method
+    steps: int = 1000  # of the quasi-Newton method,
+    wary_steps: int = 100  # and where there may be kinks: second derivatives then lead on
     arrived: float = 1e-3  # times rtol: a slope of Phi, relative, that ends it,
     near: float = 0.1  # and one that is good enough where it ends for other reasons
     patience: int = 20  # steps that together have to gain something:
     rounding: float = 1e-14  # of Phi, relative, where it is smooth,
-    worth: float = 1e-8  # and where there may be kinks, between which steps become short
+    worth: float = 1e-6  # and where there may be kinks, between which steps become short
     farthest: float = 1e8  # times the size of x: beyond, Phi is taken to fall without end
 
 

@@ -57,7 +57,8 @@ def hypergradient_descent(
     lost = lambda p: size(p.x) > HYPERGRADIENT.farthest * size(x)
     left = lambda p: slope(upper, p) / (1 + float(np.linalg.norm(p.gradient)))
     arrived = lambda p: left(p) <= HYPERGRADIENT.arrived * rtol
-    for step in quasi_newton(phi, upper, start, arrived, HYPERGRADIENT.steps, worth=-np.inf):
+    steps = HYPERGRADIENT.steps if smooth else HYPERGRADIENT.wary_steps
+    for step in quasi_newton(phi, upper, start, arrived, steps, worth=-np.inf):
         yield _snapshot(step, "hypergradient descent")
         point = step
         values.append(point.value)
