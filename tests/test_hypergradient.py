@@ -5,6 +5,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
@@ -171,3 +172,21 @@ def test_without_a_lower_bound_it_says_so():
         data=weights().data,
     )
     assert not bx.solve(problem, np.zeros(N), time_limit=20).success
+
+
+def test_a_sparse_lower_level_of_many_variables():
+    """No row binds at the best prices, which are half of what the goods are worth."""
+    goods = 150
+    taste, A = np.linspace(1.0, 2.0, goods), sp.eye(goods, format="csr")[::2]
+    problem = bx.BilevelProblem(
+        lambda x, y, data: -x @ y,
+        lambda x, y, data: 0.5 * y @ y + (x - data) @ y,
+        bx.LinearCoupling(A=A, upper=5.0),
+        x_set=bx.Box(0.0, 10.0),
+        y_set=bx.Box(-10.0, 10.0),
+        data=taste,
+    )
+    solution = bx.solve(problem, np.full(goods, 0.7))
+    assert solution.success
+    assert phases(solution) == {"start", "hypergradient descent", "answer"}
+    np.testing.assert_allclose(solution.x, 0.5 * taste, atol=1e-6)
