@@ -12,7 +12,7 @@ from bilevax.problems.network.settings import SEARCH
 
 def climb(priced: Priced, random: np.random.Generator, report: Callable[[Priced], None]) -> Priced:
     """Return the best design that kicks and ascents lead to; ``report`` is told every improvement."""
-    best = settled(price_search.ascend(priced, random, SEARCH.sweeps, report), random)
+    best = settled(price_search.ascend(priced, random, SEARCH.sweeps, report), random, report)
     report(best)
     links = len(priced.prices)
     patience = max(SEARCH.fewest_kicks, min(SEARCH.patience, links // 2, SEARCH.kicked_links // links))
@@ -30,11 +30,12 @@ def climb(priced: Priced, random: np.random.Generator, report: Callable[[Priced]
     return best
 
 
-def settled(priced: Priced, random: np.random.Generator) -> Priced:
+def settled(priced: Priced, random: np.random.Generator, report: Callable[[Priced], None] = lambda _: None) -> Priced:
     """Improve all prices together and one by one until neither gains; close what earns nothing."""
     for _ in range(SEARCH.rounds):
         before = priced.utility
         priced = price_search.tidied(joint_prices.improved(price_search.tidied(priced)))
+        report(priced)
         priced = price_search.ascend(priced, random, 1)
         if priced.utility - before <= SEARCH.least_gain * (1 + abs(before)):
             break
