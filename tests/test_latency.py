@@ -19,6 +19,7 @@ from bilevax.model.analysis import Program, trace
 from bilevax.model.analysis.host import HostFunction
 from bilevax.model.compressed_rows import by_columns, entries_of, joint_matrix, on_top, row_largest, row_squares
 from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import Variable
 from bilevax.model.scales import Scales
 
 M = np.random.default_rng(3).standard_normal((3, 2))
@@ -57,8 +58,9 @@ def test_numbers_of_a_quadratic_are_its_derivatives_in_any_units(name):
     assert found[0] == pytest.approx(float(value), rel=1e-14)
     np.testing.assert_allclose(np.concatenate(found[1:]), gradient, rtol=1e-13, atol=1e-12)
     np.testing.assert_allclose(flat.upper_hessian(x, y).toarray(), hessian, rtol=1e-13, atol=1e-13)
-    for of, rows in (("x", slice(2)), ("y", slice(2, None))):
-        for by, columns in (("x", slice(2)), ("y", slice(2, None))):
+    parts: list[tuple[Variable, slice]] = [("x", slice(2)), ("y", slice(2, None))]
+    for of, rows in parts:
+        for by, columns in parts:
             expected = hessian[rows, columns]
             np.testing.assert_allclose(flat.hessian("upper", of, by, x, y).toarray(), expected, rtol=1e-13, atol=1e-13)
             directions = np.eye(expected.shape[1])

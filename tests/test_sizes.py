@@ -13,6 +13,7 @@ from bilevax.datasets import Dataset
 from bilevax.model.flat import FlatProblem
 from bilevax.problems import svm
 from bilevax.solvers.default.lower import dense_algebra
+from bilevax.solvers.default.lower.central import KktPoint
 from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.programs import quadratic
@@ -20,6 +21,7 @@ from bilevax.solvers.default.programs.complementarity import Product, solve_comp
 from bilevax.solvers.default.programs.convexify import convexified
 from bilevax.solvers.default.programs.elimination import Eliminated
 from bilevax.solvers.default.settings import SIZES
+from known import present
 from test_first_order import _chain
 
 
@@ -59,7 +61,7 @@ def test_local_variables_are_eliminated(equalities, monkeypatch):
     found = Eliminated(parts, *program).solve()
     assert found is not None
     monkeypatch.setattr(quadratic, "split", lambda hessian, matrix: None)
-    np.testing.assert_allclose(found, quadratic.solve_qp(*program), atol=1e-9)
+    np.testing.assert_allclose(found, present(quadratic.solve_qp(*program)), atol=1e-9)
 
 
 def test_systems_that_do_not_separate_are_left_alone():
@@ -83,7 +85,7 @@ def test_both_sides_of_the_algebra_agree(monkeypatch):
         algebra = DenseAlgebra(flat, rows, np.ones(7, bool))
         compliance = algebra.expand(there, y, multiplier).compliance
         assert isinstance(compliance, Product) == (few == 10)
-        answers.append(algebra.factorise(there, y, multiplier, give, 1.0, 0.0).solve(*along))
+        answers.append(algebra.factorise(KktPoint(there, y, multiplier, give), 1.0, 0.0).solve(*along))
         free = rows.values(np.full(60, 0.5), y)
         solved.append(solve_complementarity(compliance, free, rows.inequality, np.zeros(rows.count, bool)))
     for one, other in zip(*answers, strict=True):

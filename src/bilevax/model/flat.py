@@ -159,10 +159,11 @@ class FlatProblem:
     def quadratics(self) -> dict[Level, JointQuadratic | None]:
         """The objectives by their numbers, where they are quadratics in few x and y together: nothing is compiled."""
         levels: tuple[Level, ...] = ("upper", "lower")
-        known = {level: quadratic_of(self.problem, level, Frozen(self.x_like), Frozen(self.y_like)) for level in levels}
+        forms = Frozen(self.x_like), Frozen(self.y_like)
         return {
             level: None if found is None else found.in_units(self.scales, self.unit(level))
-            for level, found in known.items()
+            for level in levels
+            for found in [quadratic_of(self.problem, level, *forms)]
         }
 
     @functools.cached_property

@@ -112,9 +112,9 @@ def joint_quadratic(fn: Callable, program: Program, n_x: int, n_y: int) -> Joint
     """
     gradient = Program(trace(lambda x, y: jnp.concatenate(jax.grad(fn, argnums=(0, 1))(x, y)), n_x, n_y))
     origin, units = np.zeros((n_x + n_y, n_x + n_y)), np.eye(n_x + n_y)
-    lines = (jets.line_jet(origin[:, part], units[:, part]) for part in (slice(n_x), slice(n_x, None)))
+    of_x, of_y = (jets.line_jet(origin[:, part], units[:, part]) for part in (slice(n_x), slice(n_x, None)))
     try:
-        (along,) = gradient.evaluate(*lines, [gradient.result])
+        (along,) = gradient.evaluate(of_x, of_y, [gradient.result])
         value = HostFunction(program)
         finite = np.isfinite(along).all() and np.isfinite(value(np.zeros(n_x), np.zeros(n_y)))
     except jets.Unsupported:

@@ -12,7 +12,8 @@ def keep_compiled() -> None:
 
     ``JAX_COMPILATION_CACHE_DIR`` names another folder, ``JAX_ENABLE_COMPILATION_CACHE=false`` turns it off.
     """
-    if jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir is None:
+    values = jax.config.values
+    if values["jax_enable_compilation_cache"] and values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
