@@ -166,18 +166,10 @@ def test_svm_optimum_bounds_phi_and_is_met() -> None:
         assert svm.Hyperobjective(problem, c)(c).value > optimum
 
 
-def test_command_says_which_data_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["networks", "--output", str(tmp_path / "out"), "--data", str(tmp_path)])
-    assert stopped.value.code == 2
-    assert "networks/net3.json" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_command_writes_and_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FIGURES, "toy", lambda data: small("toy"))
+    monkeypatch.setitem(FIGURES, "toy", lambda: small("toy"))
     main(["toy", "--output", str(tmp_path)])
     printed = capsys.readouterr()
     assert "Default: 4 of 4 ends lie within" in printed.out

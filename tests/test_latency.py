@@ -156,7 +156,7 @@ def test_the_package_loads_what_is_used():
 @pytest.mark.parametrize(("enabled", "folder", "kept"), [(True, None, True), (False, None, False), (True, "a", False)])
 def test_the_command_keeps_compiled_programs_unless_told_otherwise(monkeypatch, tmp_path, enabled, folder, kept):
     settings = {"jax_enable_compilation_cache": enabled, "jax_compilation_cache_dir": folder}
-    config = types.SimpleNamespace(**settings, update=settings.__setitem__)
+    config = types.SimpleNamespace(values=settings, update=settings.__setitem__)
     monkeypatch.setattr(compiled, "jax", types.SimpleNamespace(config=config))
     monkeypatch.setattr(compiled.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -55,7 +55,7 @@ def in_full(network: NetworkDesign, y: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper3", "paper9", "seville"])
 def test_rows_and_objectives_are_those_written_out(name):
-    reference, *_ = written_out(f"{name}.json")
+    reference, *_ = written_out(name)
     network = from_json(name)
     nodes, pairs = len(network.nodes), len(network.origin)
     link, pair = network.flows
@@ -83,7 +83,7 @@ def test_rows_and_objectives_are_those_written_out(name):
 @pytest.mark.parametrize("name", ["paper3", "paper9"])
 def test_answers_are_those_written_out(name):
     """Links of no use are left out without a trace in shares, loads and values."""
-    reference, links, _ = written_out(f"{name}.json")
+    reference, links, _ = written_out(name)
     network = from_json(name)
     x = np.random.default_rng(7).uniform(0.3, 1.0, links)
     ours, theirs = bx.certify(network.problem(), x), bx.certify(reference, x)

@@ -52,7 +52,7 @@ def convergence(solution: Solution, ax: "Axes | None" = None) -> "Axes":
     history = solution.history
     if not history:
         raise ValueError("solution: expected a history to draw, got none.")
-    residuals = [key for key in history if key not in ("step", "time", "phase", "upper", "sweeps")]
+    residuals = [key for key in history if key not in ("step", "time", "phase", "upper", "best", "sweeps")]
     if residuals:
         for colour, key in zip(_cycle(len(residuals)), residuals, strict=True):
             ax.semilogy(history["step"], np.where(history[key] > 0, history[key], np.nan), color=colour, label=key)

@@ -160,11 +160,8 @@ class FlatProblem:
         """The objectives by their numbers, where they are quadratics in few x and y together: nothing is compiled."""
         levels: tuple[Level, ...] = ("upper", "lower")
         forms = Frozen(self.x_like), Frozen(self.y_like)
-        return {
-            level: None if found is None else found.in_units(self.scales, self.unit(level))
-            for level in levels
-            for found in [quadratic_of(self.problem, level, *forms)]
-        }
+        found = ((level, quadratic_of(self.problem, level, *forms)) for level in levels)
+        return {level: q and q.in_units(self.scales, self.unit(level)) for level, q in found}
 
     @functools.cached_property
     def lower_quadratic(self) -> Quadratic | None:

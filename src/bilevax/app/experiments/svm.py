@@ -85,7 +85,9 @@ def global_optimum(split: Split) -> float:
         options={"gtol": 1e-7},
     )
     # Rounding may end it earlier, but the Newton decrement tells how much there is still to gain.
-    left = 0.5 * found.jac @ np.linalg.solve(hessian(found.x), found.jac)
+    left = (
+        0.5 * found.jac @ np.linalg.lstsq(hessian(found.x), found.jac)[0]
+    )  # the bias stands beside a constant feature
     if not left <= 1e-9 * (1 + abs(found.fun)):
         raise RuntimeError(f"the lower bound of Phi was not found: {found.message}")
     return float(found.fun)

@@ -77,9 +77,11 @@ class Program:
         self.on_x: list[bool] = []
         self.on_y: list[bool] = []
         self._known: dict[Any, tuple[int, ...]] = {}
+        self._recognised: list[Any] = []  # kept, so that no other object gets the identity of one of them
         self.x, self.y = (self._slot(var.aval.shape, True) for var in closed.jaxpr.invars)
         self.on_x[self.x] = self.on_y[self.y] = True
         (self.result,) = self._inline(closed.jaxpr, closed.consts, [self.x, self.y], (), None)
+        self._recognised.clear()
         self.maker = {slot: op for op in self.ops for slot in op.outputs}
         self.ops = self.needed([self.result])
 
@@ -145,6 +147,7 @@ class Program:
             slot = self._slot(array.shape, array.dtype.kind not in "biu")
             self.constants[slot] = array
             self._known[small] = (slot,)
+            self._recognised.append(value)
         return self._known[small][0]
 
     def _inline(
