@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from bilevax._support import clock
 from bilevax._support.division import positive
 
-_SMALLEST = 1000  # variables from which on elimination is worth looking for
+_SMALLEST = 300  # variables from which on elimination is worth looking for
 _MOST_CORE = 1500  # variables that may be left
 _FULL = 0.2  # share of the core's entries from which on arrays are the better form for it
 _RIGID = 1e-100  # what a bound that is an equation gives
