@@ -158,10 +158,12 @@ class FlatProblem:
     @functools.cached_property
     def quadratics(self) -> dict[Level, JointQuadratic | None]:
         """The objectives by their numbers, where they are quadratics in few x and y together: nothing is compiled."""
-        levels: tuple[Level, ...] = ("upper", "lower")
-        forms = Frozen(self.x_like), Frozen(self.y_like)
-        found = ((level, quadratic_of(self.problem, level, *forms)) for level in levels)
-        return {level: q and q.in_units(self.scales, self.unit(level)) for level, q in found}
+
+        def of(level: Level) -> JointQuadratic | None:
+            found = quadratic_of(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
+            return None if found is None else found.in_units(self.scales, self.unit(level))
+
+        return {"upper": of("upper"), "lower": of("lower")}
 
     @functools.cached_property
     def lower_quadratic(self) -> Quadratic | None:
