@@ -141,8 +141,9 @@ def test_a_problem_without_rows_is_one(solver, rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_start_outside_x_is_projected_and_told(solver):
-    with pytest.warns(UserWarning, match=r"x0: expected a point of X, got one that is outside by 0\.33 .*projection"):
+    with pytest.warns(UserWarning, match=r"x0: expected a point of X, got one .*outside by 0\.33 .*projection") as told:
         outside = bx.solve(toy(), 5.0, solver=SOLVERS[solver], max_steps=50)
+    assert told[0].filename == __file__  # where the user called
     inside = bx.solve(toy(), 3.0, solver=SOLVERS[solver], max_steps=50)
     np.testing.assert_array_equal(outside.x, inside.x)
 

@@ -94,5 +94,5 @@ def warn_outside(problem: BilevelProblem, x: PyTree) -> None:
         warnings.warn(
             f"x0: expected a point of X, got one that is outside by {violation:.2g} (relative). "
             "The run starts from its projection.",
-            stacklevel=3,
+            stacklevel=4,  # through `names_arguments`
         )
