@@ -9,6 +9,7 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
+from bilevax.solvers.default.hypergradient.choice import phi_of
 from bilevax.solvers.default.hypergradient.program import Lower, Rows, Units, phi_program
 
 N, D = 60, 4
@@ -190,3 +191,17 @@ def test_a_sparse_lower_level_of_many_variables():
     assert solution.success
     assert phases(solution) == {"start", "hypergradient descent", "answer"}
     np.testing.assert_allclose(solution.x, 0.5 * taste, atol=1e-6)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_with_few_x_only_quadratics_are_descended_on_by_gradients(entropy):
+    """Of an entropy one gradient takes many factorisations, and exact descent is done before."""
+    bend = (lambda y: jnp.sum(y * jnp.log(y))) if entropy else (lambda y: jnp.sum(y**2))
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum((y - 0.3) ** 2) + x[0] ** 2,
+        lower=lambda x, y: bend(y) - x[0] * y[0],
+        coupling=bx.LinearCoupling(A=sp.eye(1, 240, format="csr"), upper=0.9),
+        y_set=bx.Box(1e-3, 1.0),
+    )
+    flat = FlatProblem(problem, np.ones(1), np.full(240, 0.5))
+    assert (phi_of(flat, np.ones(1), np.full(240, 0.5)) is None) == entropy

@@ -82,7 +82,7 @@ class Hypergradient:
     """Descent on Phi by its exact gradient, where Phi is likely to be smooth and its second derivatives are dear."""
 
     fewest: int = 50  # entries of x from which on it is tried: below, the other phases are quick, and look farther
-    large: int = 200  # entries of y and constraints from which on it is tried with fewer x, where they are sparse
+    large: int = 200  # entries of y and constraints from which on it is tried with fewer x, if sparse and g quadratic
     most_compiled: int = 400  # entries of y and constraints of the lower level in a compiled program
     newton_steps: int = 80  # of the lower level, changes of its active constraints included
     halvings: int = 40  # of a step of it

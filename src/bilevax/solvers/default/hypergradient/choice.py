@@ -14,7 +14,9 @@ from bilevax.solvers.default.settings import HYPERGRADIENT, SIZES
 def phi_of(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Phi | None:
     """Return Phi with its gradient; None where the other phases are the better way."""
     constraints = trees.size(flat.row_shapes) + flat.y_rows.matrix.shape[0]
-    many, large = flat.n_x >= HYPERGRADIENT.fewest, flat.n_y + constraints >= HYPERGRADIENT.large
+    many = flat.n_x >= HYPERGRADIENT.fewest
+    # Of an entropy one gradient of Phi takes many factorisations: with few x, second derivatives are the quicker way.
+    large = flat.n_y + constraints >= HYPERGRADIENT.large and flat.lower_is_quadratic
     if flat.y_rows.balls or not (many or large):
         return None
     if many and flat.n_y + 2 * constraints <= HYPERGRADIENT.most_compiled:
