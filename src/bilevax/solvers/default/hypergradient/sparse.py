@@ -36,7 +36,6 @@ class SparsePhi:
         self._general = sp.csr_matrix(rows.A[: rows.general])
         self._transposed = sp.csr_matrix(self._general.T)
         self._layout: Layout | None = None
-        self._solver: qdldl.Solver | None = None
 
     def begin(self, x: np.ndarray, y: np.ndarray) -> SmoothPoint | None:
         """Return the point at x, y being the only guess."""
@@ -162,18 +161,9 @@ class SparsePhi:
 
     def _factorised(self, hessian: sp.csc_matrix, kept: np.ndarray) -> qdldl.Solver:
         if self._layout is None or not self._layout.fits(hessian):
-            self._solver, self._layout = None, Layout(hessian, self._general)
+            self._layout = Layout(hessian, self._general)
         n_y, shift = self.flat.n_y, ALGEBRA.shifts[0]
         unit = max(float(np.abs(hessian.diagonal()).max(initial=0.0)), 1e-300)
         sign = np.where(np.arange(len(kept)) < n_y, 1.0, -1.0)
         diagonal = sign * np.where(kept, shift * np.where(sign > 0, unit, 1 / unit), 1.0)
-        half = self._layout.upper_half(hessian, diagonal, kept)
-        try:
-            if self._solver is None:
-                self._solver = qdldl.Solver(half, upper=True)
-            else:
-                self._solver.update(half, upper=True)
-        except RuntimeError as error:
-            self._solver = None  # half overwritten
-            raise FloatingPointError(str(error)) from error
-        return self._solver
+        return self._layout.factorise(hessian, diagonal, kept)

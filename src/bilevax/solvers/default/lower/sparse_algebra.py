@@ -38,7 +38,6 @@ class SparseAlgebra(Learning):
         self.flat, self.rows = flat, rows
         self.A = rows.A[: rows.general]
         self.transposed = sp.csr_matrix(self.A.T)
-        self._solver: qdldl.Solver | None = None
         self._layout: Layout | None = None
         self._seconds = 0.0  # that the last factorisation took
         self._made = 0
@@ -55,23 +54,15 @@ class SparseAlgebra(Learning):
         rows, hessian, give = self.rows, at.there.hessian, at.give
         stiffness = np.bincount(rows.column, 1 / give[rows.bounds], minlength=self.flat.n_y) + ALGEBRA.trace * unit
         if self._layout is None or not self._layout.fits(hessian):
-            self._solver, self._layout = None, Layout(hessian, self.A)
+            self._layout = Layout(hessian, self.A)
         # A little more than K on its diagonal keeps the factor well-conditioned where K is nearly singular.
         diagonal = np.concatenate([stiffness + shift * unit, -give[: rows.general] - shift / unit])
-        half = self._layout.upper_half(hessian, diagonal)
         clock.check(self._seconds)
         began = time.monotonic()
-        try:
-            if self._solver is None:
-                self._solver = qdldl.Solver(half, upper=True)
-            else:
-                self._solver.update(half, upper=True)
-        except RuntimeError as error:
-            self._solver = None  # half overwritten
-            raise FloatingPointError(str(error)) from error
+        solver = self._layout.factorise(hessian, diagonal)
         self._seconds = time.monotonic() - began
         self._made += 1
-        return SparseFactor(self, self._solver, self._made, at.there, stiffness, give)
+        return SparseFactor(self, solver, self._made, at.there, stiffness, give)
 
     def is_last(self, number: int) -> bool:
         """Return whether the factor of that number is still in memory."""
@@ -146,9 +137,13 @@ class SparseFactor:
 
 
 class Layout:
-    """Where the entries of H, A and the diagonal lie in the upper half of K, found once for a sparsity of H."""
+    """Where the entries of H, A and the diagonal lie in the upper half of K, found once for a sparsity of H.
+
+    The order in which they are eliminated is found once, too: with the first factor.
+    """
 
     def __init__(self, hessian: sp.csc_matrix, A: sp.csr_matrix):
+        self._solver: qdldl.Solver | None = None
         n_y, size = A.shape[1], sum(A.shape)
         self.indptr, self.indices = hessian.indptr, hessian.indices
         column = np.repeat(np.arange(n_y), np.diff(hessian.indptr))
@@ -166,8 +161,23 @@ class Layout:
         """Return whether H still has that sparsity."""
         return np.array_equal(self.indptr, hessian.indptr) and np.array_equal(self.indices, hessian.indices)
 
-    def upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray, kept: np.ndarray | None = None) -> sp.csc_matrix:
-        """Return K's upper half; ``diagonal`` is what it has beside H, and all that is left of what is not ``kept``."""
+    def factorise(self, hessian: sp.csc_matrix, diagonal: np.ndarray, kept: np.ndarray | None = None) -> qdldl.Solver:
+        """Return a factor of K, good until the next one is made; `FloatingPointError` where it has none.
+
+        ``diagonal`` is what K has beside H, and all that is left of what is not ``kept``.
+        """
+        half = self._upper_half(hessian, diagonal, kept)
+        try:
+            if self._solver is None:
+                self._solver = qdldl.Solver(half, upper=True)
+            else:
+                self._solver.update(half, upper=True)
+        except RuntimeError as error:
+            self._solver = None  # half overwritten
+            raise FloatingPointError(str(error)) from error
+        return self._solver
+
+    def _upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray, kept: np.ndarray | None) -> sp.csc_matrix:
         entries = np.concatenate([hessian.data[self.upper], diagonal, self.rows])
         if kept is not None:
             entries *= kept[self.row] & kept[self.column]
