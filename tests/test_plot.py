@@ -162,3 +162,11 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"bilevax\[plot\]"):
         plot.hyperobjective(bx.problems.toy(), 0.0, 3.0)
+
+
+def test_a_band_of_positive_numbers_stays_positive():
+    _, (ax,) = plot.panels(1)
+    runs = [[1.0, 1.0], [1.0, 2.0], [900.0, 3.0]]  # the mean of the first column is below its deviation
+    plot.band(ax, [1.0, 2.0], runs)
+    corners = ax.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].min() >= 1.0

@@ -232,10 +232,14 @@ def legend_below(figure: "Figure") -> None:
 
 
 def band(ax: "Axes", across: Any, runs: Any, **style: Any) -> None:
-    """Draw the mean of several runs, one a row, and one standard deviation around it; a gap where any has no number."""
+    """Draw the mean of several runs, one a row, and one standard deviation around it; a gap where any has no number.
+
+    The band ends at the least and the largest run: of positive numbers it stays on a logarithmic axis.
+    """
     middle, width = np.mean(runs, axis=0), np.std(runs, axis=0)
     (line,) = ax.plot(across, middle, **style)
-    ax.fill_between(across, middle - width, middle + width, color=line.get_color(), alpha=0.15, linewidth=0)
+    low, high = np.maximum(middle - width, np.min(runs, axis=0)), np.minimum(middle + width, np.max(runs, axis=0))
+    ax.fill_between(across, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def _use(design: NetworkDesign, solution: Any) -> tuple[np.ndarray, np.ndarray | None]:

@@ -20,11 +20,11 @@ from bilevax.app.cli.options import Json
 from bilevax.app.cli.output import Output
 from bilevax.app.cli.tables import facts_table
 
-Figure = Literal["toy", "svm", "methods", "networks", "delta", "seville", "all"]
+Figure = Literal["toy", "svm", "methods", "networks", "delta", "seville", "roads", "all"]
 
 
 def reproduce(
-    figure: Annotated[Figure, typer.Argument(help="A figure; all are all but seville, which takes minutes.")],
+    figure: Annotated[Figure, typer.Argument(help="A figure; all of them take many minutes.")],
     folder: Annotated[Path, typer.Option("--output", metavar="DIR", help="For figures, numbers and settings.")] = Path(
         "reproduced"
     ),

@@ -1,10 +1,10 @@
-"""``python -m bilevax.app.experiments toy|svm|methods|networks|delta|seville|all --output DIR``."""
+"""``python -m bilevax.app.experiments toy|svm|methods|networks|delta|seville|roads|all --output DIR``."""
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bilevax.app.experiments import delta, methods, networks, seville, svm, toy
+from bilevax.app.experiments import delta, methods, networks, roads, seville, svm, toy
 from bilevax.app.experiments.report import Report, say
 
 FIGURES: dict[str, Callable[[], Report]] = {
@@ -14,21 +14,17 @@ FIGURES: dict[str, Callable[[], Report]] = {
     "networks": networks.run,
     "delta": delta.run,
     "seville": seville.run,
+    "roads": roads.run,
 }
-_SLOW = ("seville",)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run figures, write their files and print what they show."""
     parser = argparse.ArgumentParser("python -m bilevax.app.experiments", description=__doc__)
-    parser.add_argument(
-        "figure", choices=[*FIGURES, "all"], help=f"all: without {', '.join(_SLOW)}, which takes minutes"
-    )
+    parser.add_argument("figure", choices=[*FIGURES, "all"])
     parser.add_argument("--output", type=Path, required=True, help="the folder for figures, numbers and settings")
     given = parser.parse_args(arguments)
     for name in FIGURES if given.figure == "all" else [given.figure]:
-        if given.figure == "all" and name in _SLOW:
-            continue
         try:
             report = FIGURES[name]()
         except ImportError as error:

@@ -10,16 +10,15 @@ from bilevax.app import plot
 from bilevax.app.experiments.networks import (
     BEST_KNOWN,
     PUBLISHED,
+    answered,
     judged,
     mark_best_known,
     mark_missing,
-    published_capacities,
     sflcb_visits,
 )
 from bilevax.app.experiments.report import Report, parameters, say
-from bilevax.app.experiments.trajectory import Visit, marks
+from bilevax.app.experiments.trajectory import marks
 from bilevax.datasets import network
-from bilevax.driver.solve import solve
 from bilevax.exact.hyperobjective import Hyperobjective
 
 if TYPE_CHECKING:
@@ -52,14 +51,14 @@ def run(
     say(f"delta: default, {len(seeds)} seeds")
     certified = 0
     for seed in seeds:
-        solution = solve(design.problem(), published_capacities(design, seed))
-        answer = Visit(solution.stats["steps"], solution.stats["time"], solution.x, solution.y, solution.y)
-        rows.append({"method": "default", "delta": np.nan, "seed": seed} | judged(answer, design, exact))
+        solution = design.solve(progress=False, key=seed)
+        rows.append({"method": "default", "delta": np.nan, "seed": seed} | answered(solution, design))
         certified += solution.success
     settings = {
         "deltas": list(deltas),
         "seeds": list(seeds),
         "start": "as in the figure of the networks",
+        "default": "NetworkDesign.solve(key=seed)",
         "sflcb": parameters(solver) | {"steps": steps, "delta": "varied"},
         "best_known": BEST_KNOWN[NODES],
     }

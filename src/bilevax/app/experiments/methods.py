@@ -139,8 +139,6 @@ def _draw(rows: list[dict[str, Any]]) -> "Figure":
                 plot.band(ax, times[seen], factor * values[:, seen], color=colour, label=method)
     accuracy.set(ylabel="test accuracy, own iterate (%)", title=f"Diabetes, {splits} splits")
     phi.set(ylabel="Φ(c), exact", yscale="log", title="True hyperobjective; no line: infeasible")
-    # A deviation around a mean of jumps may reach below zero.
-    phi.set_ylim(bottom=0.8 * min(row["phi"] for row in rows if np.isfinite(row["phi"])))
     for ax in (accuracy, phi):
         ax.set(xscale="log", xlabel="time (s)")
     plot.legend_below(figure)

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from bilevax._support.tables import aligned
 from bilevax.app import report
+from bilevax.app.experiments.provenance import made
 from bilevax.certificate.certificate import certify
 from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import Solver
@@ -59,15 +60,16 @@ class Report:
         return f"{self.name}\n\n{aligned(lines)}\n\n" + "\n".join(self.sentences)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the figure (PNG, SVG), the numbers (CSV), the points x (NPZ), the settings (JSON) and the text.
+        """Write the figure (PNG, SVG), the numbers (CSV), the points x (NPZ), the summary (JSON) and the text.
 
-        The points are numbered as the rows of the CSV file, ``arr_0`` the first. Returns the paths.
+        The points are numbered as the rows of the CSV file, ``arr_0`` the first. The summary holds settings, table and
+        sentences, and which code made them, when, on what. Returns the paths.
         """
         from matplotlib import rc_context
 
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.{ending}" for ending in ("png", "svg", "csv", "npz", "json", "txt")]
-        png, svg, numbers, points, settings, text = paths
+        png, svg, numbers, points, summary, text = paths
         with rc_context({"svg.hashsalt": self.name}):  # else its identifiers are random
             self.figure.savefig(png, dpi=160)
             self.figure.savefig(svg, metadata={"Date": None})
@@ -77,7 +79,13 @@ class Report:
             writer.writerows({key: _text(value) for key, value in row.items()} for row in self.rows)
         np.savez_compressed(points, *(np.asarray(row["x"]) for row in self.rows))
         versions = report.versions() | {"matplotlib": importlib.metadata.version("matplotlib")}
-        settings.write_text(json.dumps(self.settings | {"versions": versions}, indent=2, default=_plain) + "\n")
+        told = {
+            "made": made(),
+            "settings": self.settings | {"versions": versions},
+            "table": self.table,
+            "sentences": self.sentences,
+        }
+        summary.write_text(json.dumps(_plain(told), indent=2, ensure_ascii=False) + "\n")
         text.write_text(f"{self}\n")
         return paths
 
@@ -111,4 +119,13 @@ def _text(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+    """Return what strict JSON can hold: null where there is no number."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
