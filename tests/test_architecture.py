@@ -16,6 +16,7 @@ LAYERS = [
     ["model"],
     ["exact"],
     ["certificate", "solvers"],
+    ["proof"],
     ["driver"],
     ["paper"],
     ["problems"],

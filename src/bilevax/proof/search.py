@@ -1,0 +1,66 @@
+"""The search for global bounds of a flat problem: which engine fits, its limits, its trace."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from bilevax._support.clock import OutOfTime
+from bilevax.model.flat import FlatProblem
+from bilevax.proof.bounds import Bounds
+from bilevax.proof.building import Unsupported, build
+from bilevax.proof.incumbents import best_incumbent, incumbent_at
+from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
+from bilevax.proof.settings import PROOF
+from bilevax.proof.status import ProofStatus
+from bilevax.proof.tree import Tree
+
+Look = Callable[[int, float, float], None]
+
+
+def global_bounds(
+    flat: FlatProblem, x: np.ndarray | None, gap: float, look: Look = lambda nodes, lower, upper: None
+) -> Bounds:
+    """Return proven bounds on the least Phi; stopped by the deadline of `clock`, or from the keyboard.
+
+    Parameters
+    ----------
+    flat
+        The problem in its natural units.
+    x
+        A point to begin with.
+    gap
+        Relative to f's natural unit and its value, when to stop.
+    look
+        Called on the way with the nodes so far, and both bounds.
+    """
+    try:
+        program = build(flat)
+        reduced = reduce(program)
+    except (Unsupported, NotConvex) as reason:
+        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED, f"{reason}.")
+    except Contradiction as reason:
+        return Bounds(np.inf, np.inf, None, 1, ProofStatus.INFEASIBLE, f"{reason}.")
+    unit = flat.scales.upper
+    evaluate = lambda z: best_incumbent(flat, *program.parts(z))
+    tree = Tree(program, reduced, evaluate, lambda value: gap * max(abs(value), PROOF.smallest_value))
+    if x is not None:
+        tree.offer(incumbent_at(flat, x))
+    began, trace, status = time.monotonic(), [], None
+    try:
+        for _ in tree.search():
+            trace.append((time.monotonic() - began, tree.nodes, tree.lower_bound / unit, tree.upper / unit))
+            look(*trace[-1][1:])
+    except OutOfTime:
+        status = ProofStatus.TIME_LIMIT
+    except KeyboardInterrupt:
+        status = ProofStatus.INTERRUPTED
+    if status is None:
+        status = _settled(tree)
+    return Bounds(tree.lower_bound / unit, tree.upper / unit, tree.best, tree.nodes, status, trace=tuple(trace))
+
+
+def _settled(tree: Tree) -> ProofStatus:
+    if tree.lower_bound == np.inf:
+        return ProofStatus.INFEASIBLE
+    return ProofStatus.PROVEN if tree.lower_bound >= tree.cutoff else ProofStatus.UNSETTLED

@@ -1,0 +1,39 @@
+"""All numbers that steer a proof, a line each; see `docs/proof.md`."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ProofSettings:
+    """Tolerances and sizes of branch and bound, in the problem's natural units."""
+
+    negative: float = 1e-9  # relative curvature of f below minus this is no rounding: f is not convex
+    flat: float = 1e-10  # relative curvature up to which f counts as linear in a direction: that only lowers bounds
+    dependent: float = 1e-11  # relative pivot below which an equality depends on others
+    feasible: float = 1e-9  # violation of a row, relative to its terms, that is rounding
+    on_x_set: float = 1e-8  # violation of X, relative, up to which an incumbent counts
+    smallest_value: float = (
+        1e-3  # of f's natural unit: values below it are as good as zero, and a gap is relative to this
+    )
+    rounding: float = 1e-12  # sums this small against their terms are zero
+    noise: float = 1e-14  # entries of a row of length one up to this are zero
+    complementary: float = 1e-9  # distance to the nearer side at which a pair counts as complementary
+    margin: float = 1e-12  # part of its terms by which each bound is lowered, for rounding
+    contradiction: float = (
+        1e-9  # relative to its terms, by how much rows have to contradict each other for a node to be empty
+    )
+    balanced_parts: tuple[float, ...] = (
+        1e-12,
+        1e-8,
+        1e-5,
+        1e-3,
+    )  # multipliers up to these parts of the largest are dropped in turn
+    proximal_steps: int = 60  # steps of the proximal method where f is linear in some direction
+    proximal: float = 1e-3  # its weight
+    candidates: int = 8  # pairs whose two sides are tried before one is branched on
+    reliable: int = 4  # trials after which a pair's own record predicts its effect
+    least_gain: float = 1e-6  # relative gain of a bound below which pairs are alike
+    dives: int = 25  # nodes between two dives for a better incumbent
+
+
+PROOF = ProofSettings()

@@ -1,0 +1,267 @@
+"""Branch and bound on complementarity: of each pair, the row is active or its multiplier is zero. No big M."""
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from bilevax._support import clock
+from bilevax.proof.incumbents import Incumbent
+from bilevax.proof.least_distance import LeastDistance
+from bilevax.proof.program import ComplementarityProgram
+from bilevax.proof.relaxation import Relaxation, Relaxed
+from bilevax.proof.settings import PROOF
+
+FREE, ACTIVE, OPEN = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """Which side of each pair is decided, and what is known below."""
+
+    sides: np.ndarray
+    bound: float
+    relaxed: Relaxed
+
+
+class Pairs:
+    """The pairs of a program by the rows of its reduced form."""
+
+    def __init__(self, program: ComplementarityProgram, reduced: LeastDistance):
+        self.row, self.force = reduced.of_row[program.pair_row], reduced.of_row[program.pair_force]
+        self.at_upper = program.pair_side > 0
+        self._reduced, self._program = reduced, program
+        self.count = len(self.row)
+        partner = {}
+        for index, row in enumerate(program.pair_row):
+            partner.setdefault(int(row), []).append(index)
+        self.partner = np.full(self.count, -1)
+        for both in partner.values():
+            if len(both) == 2:
+                self.partner[both[0]], self.partner[both[1]] = both[1], both[0]
+
+    def first_sides(self) -> np.ndarray:
+        """Return the sides that are decided from the start: rows, or multipliers, that are constants."""
+        program, reduced, sides = self._program, self._reduced, np.full(self.count, FREE, np.int8)
+        value = program.matrix @ reduced.origin
+        bound = np.where(self.at_upper, program.upper[program.pair_row], program.lower[program.pair_row])
+        slack = np.abs(value[program.pair_row] - bound)
+        sides[self.force < 0] = ACTIVE
+        sides[(self.force < 0) & (value[program.pair_force] <= PROOF.feasible)] = OPEN
+        constant = self.row < 0
+        sides[constant] = OPEN
+        sides[constant & (slack <= PROOF.feasible * (1 + np.abs(bound)))] = ACTIVE
+        return sides
+
+    def bounds(self, sides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bounds of all rows where these sides are decided."""
+        lower, upper = self._reduced.lower.copy(), self._reduced.upper.copy()
+        active, is_open = (sides == ACTIVE) & (self.row >= 0), (sides == OPEN) & (self.force >= 0)
+        at_upper, at_lower = self.row[active & self.at_upper], self.row[active & ~self.at_upper]
+        lower[at_upper], upper[at_lower] = upper[at_upper], lower[at_lower]
+        upper[self.force[is_open]] = lower[self.force[is_open]]
+        return lower, upper
+
+    def distances(self, s: np.ndarray, sides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how far each free pair is from its row being active, and from its multiplier being zero."""
+        reduced, free = self._reduced, sides == FREE
+        if not free.any():
+            return np.zeros(self.count), np.zeros(self.count)
+        value = reduced.rows @ s
+        slack = np.where(
+            self.at_upper, reduced.upper[self.row] - value[self.row], value[self.row] - reduced.lower[self.row]
+        )
+        force = value[self.force] - reduced.lower[self.force]
+        return np.where(free, np.maximum(slack, 0.0), 0.0), np.where(free, np.maximum(force, 0.0), 0.0)
+
+    def decide(self, sides: np.ndarray, pair: int, side: int) -> np.ndarray:
+        """Return sides with one more decided; a row that is active at one side is open at the other."""
+        decided = sides.copy()
+        decided[pair] = side
+        if side == ACTIVE and self.partner[pair] >= 0:
+            decided[self.partner[pair]] = OPEN
+        return decided
+
+
+@dataclasses.dataclass
+class Effects:
+    """What deciding a pair gained so far, relative to the square of how far it had to move: for each side."""
+
+    total: np.ndarray
+    count: np.ndarray
+
+    @classmethod
+    def none(cls, pairs: int) -> "Effects":
+        """Return an empty record."""
+        return cls(np.zeros((2, pairs)), np.zeros((2, pairs), int))
+
+    def add(self, side: int, pair: int, distance: float, gain: float) -> None:
+        """Remember a gain."""
+        if np.isfinite(gain) and distance > 0:
+            self.total[side, pair] += gain / distance**2
+            self.count[side, pair] += 1
+
+    def predict(self, distances: np.ndarray) -> np.ndarray:
+        """Return the gains to expect; one row a side."""
+        seen = self.count > 0
+        usual = self.total.sum() / self.count.sum() if seen.any() else 0.5
+        rate = np.where(seen, self.total / np.maximum(self.count, 1), usual)
+        return np.maximum(rate, 0.0) * distances**2
+
+
+class Tree:
+    """The search tree: `lower_bound` is proven at any time.
+
+    Parameters
+    ----------
+    program, reduced
+        The program, and the same reduced.
+    evaluate
+        Returns what a point of the program is worth, evaluated exactly; None where it is no point of the problem.
+    allowed
+        Returns from a value how far below it a bound may be left.
+    """
+
+    def __init__(
+        self,
+        program: ComplementarityProgram,
+        reduced: LeastDistance,
+        evaluate: Callable[[np.ndarray], Incumbent | None],
+        allowed: Callable[[float], float],
+    ):
+        self.reduced, self.evaluate, self.allowed = reduced, evaluate, allowed
+        self.pairs, self.relaxation = Pairs(program, reduced), Relaxation(reduced)
+        self.best: Incumbent | None = None
+        self.effects = Effects.none(self.pairs.count)
+        self.heap: list[tuple[float, int, Node]] = []
+        self.closed = np.inf  # the least bound of what was left: leaves that could not be settled
+        self.nodes = 0
+        self._order = itertools.count()
+
+    @property
+    def upper(self) -> float:
+        """The exact value of the best point so far."""
+        return np.inf if self.best is None else self.best.value
+
+    @property
+    def cutoff(self) -> float:
+        """Nodes with a bound from here on are of no interest."""
+        return self.upper - self.allowed(self.upper) if np.isfinite(self.upper) else np.inf
+
+    @property
+    def lower_bound(self) -> float:
+        """What no point of the problem is below."""
+        still_open = self.heap[0][0] if self.heap else np.inf
+        return min(still_open, self.closed, self.upper)
+
+    def search(self) -> Iterator[None]:
+        """Branch until nothing is open; a look is possible after each node."""
+        sides = self.pairs.first_sides()
+        root = self._relax(sides, -np.inf, np.zeros(len(self.reduced.rows)))
+        self._push(root)
+        while self.heap:
+            yield
+            clock.check()
+            bound, _, node = heapq.heappop(self.heap)
+            if bound >= self.cutoff:
+                self.closed = min(self.closed, bound)
+                self.heap = []
+                break
+            try:
+                self._process(node)
+            except clock.OutOfTime:
+                self._push(node)
+                raise
+        yield
+
+    def _push(self, node: Node) -> None:
+        if node.bound >= self.cutoff:
+            self.closed = min(self.closed, node.bound)
+        else:
+            heapq.heappush(self.heap, (node.bound, next(self._order), node))
+
+    def _relax(self, sides: np.ndarray, bound: float, guess: np.ndarray) -> Node:
+        self.nodes += 1
+        relaxed = self.relaxation.solve(*self.pairs.bounds(sides), guess)
+        return Node(sides, max(bound, relaxed.bound), relaxed)
+
+    def _process(self, node: Node) -> None:
+        """Try for an incumbent, then branch."""
+        if node.relaxed.s is None:
+            self._branch_blindly(node)
+            return
+        slack, force = self.pairs.distances(node.relaxed.s, node.sides)
+        off = np.minimum(slack, force)
+        if off.max(initial=0.0) <= np.sqrt(PROOF.complementary) or self.nodes % PROOF.dives < 2:
+            self._dive(node, slack, force)
+            if node.bound >= self.cutoff:
+                self._push(node)
+                return
+        if off.max(initial=0.0) <= PROOF.complementary * 1e-3:
+            self.closed = min(self.closed, node.bound)  # nothing left to branch on, and not settled
+            return
+        self._branch(node, slack, force)
+
+    def _branch_blindly(self, node: Node) -> None:
+        free = np.flatnonzero(node.sides == FREE)
+        if not len(free):
+            self.closed = min(self.closed, node.bound)
+            return
+        for side in (ACTIVE, OPEN):
+            self._push(self._relax(self.pairs.decide(node.sides, free[0], side), node.bound, node.relaxed.multipliers))
+
+    def _dive(self, node: Node, slack: np.ndarray, force: np.ndarray) -> None:
+        """Decide every pair for its nearer side, and take the best point there as the incumbent if it is better."""
+        sides = np.where(node.sides == FREE, np.where(force > slack, ACTIVE, OPEN), node.sides).astype(np.int8)
+        guess = self._relax(sides, -np.inf, node.relaxed.multipliers)
+        if guess.relaxed.s is not None and guess.bound < self.upper:
+            self.offer(self.evaluate(self.reduced.point(guess.relaxed.s)))
+
+    def offer(self, found: Incumbent | None) -> None:
+        """Take a point as the incumbent if it is better."""
+        if found is not None and found.value < self.upper:
+            self.best = found
+
+    def _branch(self, node: Node, slack: np.ndarray, force: np.ndarray) -> None:
+        """Try the two sides of the most promising pairs and branch on the best of them."""
+        distances = np.stack([slack, force])  # to ACTIVE, to OPEN
+        predicted = self.effects.predict(distances)
+        unit = PROOF.least_gain * (1 + (abs(node.bound) if np.isfinite(node.bound) else 0.0))
+        score = np.prod(np.maximum(predicted, unit), axis=0) * (np.minimum(slack, force) > 1e-3 * PROOF.complementary)
+        order = np.argsort(-score)[: PROOF.candidates]
+        best: tuple[float, list[Node]] | None = None
+        for pair in order[score[order] > 0]:
+            if best is not None and self.effects.count[:, pair].min() >= PROOF.reliable and score[pair] <= best[0]:
+                break
+            children = self._children(node, pair, distances)
+            gains = [_gain(node, child) for child in children]
+            open_ones = [child for child in children if child.bound < self.cutoff]
+            if len(open_ones) < 2:
+                for child in children:
+                    self._push(child)
+                return
+            value = float(np.prod(np.maximum(gains, unit)))
+            if best is None or value > best[0]:
+                best = value, children
+            if self.effects.count[:, pair].min() > PROOF.reliable:
+                break
+        assert best is not None
+        for child in best[1]:
+            self._push(child)
+
+    def _children(self, node: Node, pair: int, distances: np.ndarray) -> list[Node]:
+        children = []
+        for index, side in enumerate((ACTIVE, OPEN)):
+            child = self._relax(self.pairs.decide(node.sides, pair, side), node.bound, node.relaxed.multipliers)
+            self.effects.add(index, pair, distances[index, pair], _gain(node, child))
+            children.append(child)
+        return children
+
+
+def _gain(node: Node, child: Node) -> float:
+    """Return by how much a child's bound is better; where nothing was proven before, any bound is a gain of 1."""
+    if np.isfinite(node.bound):
+        return child.bound - node.bound
+    return float(np.isfinite(child.bound))

@@ -1,0 +1,112 @@
+"""Global bounds: never above the optimum, closed where they can be, and refused by name elsewhere."""
+
+import numpy as np
+import pytest
+
+from attack.judge.global_optimum import Quadratics, least_value
+from bilevax.proof.incumbents import Incumbent
+from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
+from bilevax.proof.program import AffineRows, LowerGradient, complementarity_program
+from bilevax.proof.relaxation import Relaxation
+from bilevax.proof.tree import Tree
+
+
+def draw(seed: int, kind: str) -> Quadratics:
+    """A random problem: ``kind`` says whether f or g is linear in some directions, and whether x is bounded."""
+    random = np.random.default_rng(seed)
+    n, m, k = (int(size) for size in random.integers(1, (4, 4, 6)))
+
+    def half(size: int, rank: int) -> np.ndarray:
+        root = random.standard_normal((size, rank))
+        return root @ root.T
+
+    whole = kind == "integer"
+    normal = lambda *shape: np.round(random.standard_normal(shape) * 1.5) if whole else random.standard_normal(shape)
+    Q = np.zeros((m, m)) if kind == "linear" else half(m, 1 if kind == "ties" else m + 1)
+    W = np.zeros((n + m, n + m)) if kind == "linear" else half(n + m, 2 if kind == "flat" else n + m + 1)
+    A, B = normal(k, m), normal(k, n)
+    inside = A @ normal(m)
+    high = inside + random.uniform(0.1, 2, k)
+    low = np.where(random.random(k) < 0.4, inside - random.uniform(0.1, 2, k), -np.inf)
+    if random.random() < 0.3:
+        low[0] = high[0]
+    # Bounds on y for some: without any a linear g would rarely have a minimiser.
+    A, B = np.vstack([A, np.eye(m)]), np.vstack([B, np.zeros((m, n))])
+    bounded = kind in ("linear", "ties") or random.random() < 0.3
+    reach = np.full(m, 3.0 if bounded else np.inf)
+    of_x = 4.0 if kind != "unbounded" else np.inf
+    box = np.hstack([np.eye(n), np.zeros((n, m))]), np.full(n, -of_x), np.full(n, of_x)
+    upper_row = normal(1, n + m), np.array([-np.inf]), random.uniform(0.5, 2, 1)
+    if kind == "upper":
+        box = np.vstack([box[0], upper_row[0]]), np.r_[box[1], upper_row[1]], np.r_[box[2], upper_row[2]]
+    low, high = np.r_[low, -reach], np.r_[high, reach]
+    return Quadratics(W, normal(n + m), Q, normal(m, n), normal(m), A, B, low, high, box)
+
+
+def program_of(p: Quadratics):
+    n = p.R.shape[1]
+    follower = AffineRows(p.B, p.A, p.low, p.high)
+    matrix, low, high = p.leader
+    leader = AffineRows(matrix[:, :n], matrix[:, n:], low, high)
+    return complementarity_program((p.W, p.w, 0.0), LowerGradient(p.c, p.R, p.Q), follower, leader)
+
+
+def search(p: Quadratics, gap: float = 1e-6) -> Tree:
+    program = program_of(p)
+
+    def value(z: np.ndarray) -> Incumbent:
+        x, y, multipliers = program.parts(z)
+        both = np.concatenate([x, y])
+        return Incumbent(float(0.5 * both @ p.W @ both + p.w @ both), x, y, multipliers)
+
+    tree = Tree(program, reduce(program), value, lambda value: gap * (1 + abs(value)))
+    for _ in tree.search():
+        pass
+    return tree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "integer", "flat", "ties", "linear", "unbounded", "upper"])
+def test_bounds_close_at_the_optimum_that_enumeration_finds(kind):
+    closed = 0
+    for seed in range(6):
+        problem = draw(seed, kind)
+        best = least_value(problem)
+        try:
+            tree = search(problem)
+        except Contradiction:
+            assert best == np.inf
+            closed += 1
+            continue
+        assert tree.lower_bound <= best + 1e-6 * (1 + abs(best)), (seed, tree.lower_bound, best)
+        if np.isfinite(best):
+            closed += tree.lower_bound >= best - 1e-5 * (1 + abs(best))
+            assert tree.upper >= best - 1e-6 * (1 + abs(best)), (seed, tree.upper, best)
+        else:
+            closed += tree.lower_bound == best
+    assert closed == 6
+
+
+def test_any_multipliers_give_a_bound_and_a_solver_that_lies_does_no_harm():
+    problem = draw(3, "plain")
+    program = program_of(problem)
+    relaxation = Relaxation(reduce(program))
+    best, random = least_value(problem), np.random.default_rng(0)
+    reduced = relaxation.program
+    for _ in range(50):
+        bound, _ = relaxation.dual_bound(random.standard_normal(len(reduced.rows)), reduced.lower, reduced.upper)
+        assert bound <= best
+
+
+def test_a_false_certificate_of_emptiness_is_not_believed():
+    reduced = reduce(program_of(draw(3, "plain")))
+    relaxation, random = Relaxation(reduced), np.random.default_rng(0)
+    for _ in range(50):
+        ray = random.standard_normal(len(reduced.rows))
+        assert not relaxation.proves_empty(ray, reduced.lower, reduced.upper)
+
+
+def test_what_curves_down_is_refused():
+    problem = draw(3, "plain")
+    with pytest.raises(NotConvex):
+        reduce(program_of(problem._replace(W=-problem.W)))
