@@ -239,7 +239,7 @@ def certify(
 def certify_flat(user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None) -> Certificate:
     """Return the certificate of x, for a flat problem in the user's units; see `certify`."""
     with blas_threads(max(user.n_y, min(user.rows.A.shape[0], 2 * user.n_y))):
-        helpful = y if user.n_y > CERTIFICATE.start_helps else None
+        helpful = y if user.n_y > CERTIFICATE.start_counts else None
         flat = in_time(lambda: equilibrated(user, x, helpful)) or user  # without the time, nothing will be measured
         start = None if y is None else flat.y_flat(y)
         return _certify(flat, flat.x_flat(x), start, None if delta is None else float(delta))
@@ -293,9 +293,15 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
 
 
 def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi:
-    """Return Phi at x; a start for y is used only where the lower level is large or not solved without it."""
-    if start is None or max(flat.n_y, flat.rows.A.shape[0]) > CERTIFICATE.start_helps:
-        return evaluate(flat, x, start)
+    """Return Phi at x; a start for y is used only where the lower level is large or not solved without it.
+
+    In between it is used for a minimiser that is the only one, so that the start makes no difference.
+    """
+    size = max(flat.n_y, flat.rows.A.shape[0])
+    if start is None or size > CERTIFICATE.start_helps:
+        found = evaluate(flat, x, start)
+        if start is None or size > CERTIFICATE.start_counts or found.lower.unique:
+            return found
     cold = evaluate(flat, x)
     return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
 

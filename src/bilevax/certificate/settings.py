@@ -8,8 +8,10 @@ class CertificateSettings:
     """How a certificate is put together."""
 
     # Lower-level variables, or rows, beyond which a start for y is used at once. With fewer it is used only where the
-    # solve fails without it, so that the same is proven whatever the start.
-    start_helps: int = 2000
+    # solve fails without it, so that the same is proven whatever the start,
+    start_counts: int = 2000
+    # or, beyond these, where the minimiser is the only one.
+    start_helps: int = 500
 
 
 @dataclasses.dataclass(frozen=True)

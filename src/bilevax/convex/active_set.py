@@ -16,6 +16,7 @@ from bilevax.convex.basic_multipliers import (
     rows_within,
     with_basic_multipliers,
 )
+from bilevax.convex.curvature import nearly_full
 from bilevax.convex.optimality import Local, Point, Rows, measure, stacked
 from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
@@ -23,13 +24,15 @@ from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
 
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
-    basic = basic_multipliers(rows, at, rows_within(rows, at.y, ACTIVE_SET.guess_width))
+    close = rows_within(rows, at.y, ACTIVE_SET.guess_width)
+    large = at.y.size > DENSE.basic_multipliers and not nearly_full(at.hessian)
+    basic = None if large else basic_multipliers(rows, at, close)
     if basic is None:
         basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
     point = measure(at, rows, *basic)
     if point.error <= ACTIVE_SET.exact:
         return point
-    candidate = _newton_on_active(rows, point, _strongly_active(rows, point))
+    candidate = _newton_on_active(rows, point, close if large else _strongly_active(rows, point))
     candidate = with_basic_multipliers(rows, candidate, tolerance)
     return candidate if candidate.error < point.error and candidate.at.finite else point
 
@@ -142,9 +145,13 @@ def _newton_step(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The step of y and the multipliers of rows and balls that solve the linearised optimality conditions."""
     held, held_balls = np.flatnonzero(active.side), np.flatnonzero(active.balls)
-    hessian, matrix, column = at.hessian, rows.matrix[held], rows.only_column[held]
-    gradient = at.gradient + rows.transpose @ multipliers  # of the Lagrangian
-    slack = np.where(active.side > 0, rows.upper, rows.lower)[held] - matrix @ at.y
+    hessian, gradient = at.hessian, at.gradient + rows.transpose @ multipliers  # of the Lagrangian
+    slack = (np.where(active.side > 0, rows.upper, rows.lower) - rows.matrix @ at.y)[held]
+    if not rows.balls and (found := rows.full_systems.solve(hessian, held, -gradient, slack)) is not None:
+        multipliers = multipliers.copy()
+        multipliers[held] += found[1]
+        return found[0], multipliers, ball_multipliers
+    matrix, column = rows.matrix[held], rows.only_column[held]
     if rows.balls:
         normals, gaps = rows.ball_normals(at.y), rows.ball_gaps(at.y)[held_balls]
         gradient = gradient + normals.T @ ball_multipliers

@@ -7,19 +7,19 @@ import scipy.linalg
 import scipy.sparse as sparse
 
 from bilevax._support.programs import linprog
-from bilevax.convex.optimality import Local, Point, Rows, eigenvalues_above, in_own_units, stacked
+from bilevax.convex.curvature import has_eigenvalues_above
+from bilevax.convex.optimality import Local, Point, Rows, stacked
 from bilevax.convex.settings import DENSE, SIMPLEX
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
 
 def is_unique(rows: Rows, point: Point) -> bool:
     """Whether the Lagrangian is strictly convex along the strongly active rows, which every minimiser satisfies."""
-    hessian, scaled, size = point.at.hessian, point.at.scaled_hessian, point.at.y.size
+    hessian, size = point.at.hessian, point.at.y.size
     if rows.balls:
         hessian = sparse.csc_matrix(hessian + sparse.diags_array(rows.ball_curvature(point.ball_multipliers, size)))
-        scaled = in_own_units(hessian)
     largest = np.max(abs(hessian.data), initial=0.0)
-    if largest > 0 and eigenvalues_above(scaled, CONVEX_TOLERANCES.unique_curvature):
+    if largest > 0 and has_eigenvalues_above(hessian, CONVEX_TOLERANCES.unique_curvature):
         return True
     sizes = rows.relative(abs(point.multipliers), point.scale)
     strong = rows.equality | (sizes > CONVEX_TOLERANCES.strong_multiplier)

@@ -17,7 +17,7 @@ from bilevax.convex.active_set import polish, settle
 from bilevax.convex.borders import with_domain
 from bilevax.convex.existence import descends_forever, is_unique, runs_away
 from bilevax.convex.newton_program import NewtonProgram, Status, cleaned, interior_point, with_margin
-from bilevax.convex.optimality import Local, Point, Rows, measure, nearly_full, scaled_rows
+from bilevax.convex.optimality import Local, Point, Rows, measure, scaled_rows
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.convex.settings import DENSE, NEWTON, SIMPLEX
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
@@ -70,7 +70,7 @@ def minimise(
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
         # Where the very first one was infeasible, another start makes no difference.
         hopeless = result.iterations == 1 and not np.isfinite(result.residual)
-        doubtful = result.outcome is Outcome.INACCURATE or result.complementarity > NEWTON.sharp
+        doubtful = result.outcome is Outcome.INACCURATE or not result.sharp
         if start is not None and doubtful and not hopeless:
             cold = _newton(objective, constraints, *with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
@@ -192,9 +192,17 @@ def solution_at(
     multipliers[rows.kept] = best.multipliers / rows.norms
     if outcome is Outcome.OPTIMAL and not best.at.convex:
         outcome = Outcome.NOT_CONVEX
-    unique = outcome is Outcome.OPTIMAL and is_unique(rows, best)
     return ConvexSolution(
-        best.at.y, multipliers, best.ball_multipliers, outcome, 0.0, *best.residuals, unique, iterations, rows.domain
+        best.at.y,
+        multipliers,
+        best.ball_multipliers,
+        outcome,
+        0.0,
+        *best.residuals,
+        sharp=best.residuals[2] <= NEWTON.sharp or best.error <= NEWTON.sharp_error,
+        unique=outcome is Outcome.OPTIMAL and is_unique(rows, best),
+        iterations=iterations,
+        domain=rows.domain,
     )
 
 
@@ -206,11 +214,10 @@ def _settled(
     Near the minimiser a quadratic program would have an objective near zero, below its solver's tolerances.
     """
     at = Local(objective, start)
-    if not at.finite or (start.size > DENSE.basic_multipliers and not nearly_full(at.hessian)):
+    point = settle(rows, at, tolerance) if at.finite else None
+    if point is None or point.error > NEWTON.settled * tolerance:
         return None
-    point = settle(rows, at, tolerance)
-    settled = point.error <= NEWTON.settled * tolerance
-    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if settled else None
+    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0)
 
 
 def _newton(

@@ -41,7 +41,7 @@ class Nearby:
         if not (point.error <= NEWTON.settled * tolerance and point.at.finite):
             return None
         found = solution_at(constraints, rows, known.y, point, Outcome.OPTIMAL, 0)
-        return found if found.complementarity <= NEWTON.sharp else None
+        return found if found.sharp else None
 
     def _at(self, constraints: Constraints) -> Rows | None:
         """The rows with other sides; None where these contradict rows of zeros or change the domain."""

@@ -14,7 +14,8 @@ import numpy as np
 import scipy.sparse as sparse
 
 from bilevax._support.programs import conic
-from bilevax.convex.optimality import Rows, in_own_units, own_units, stacked
+from bilevax.convex.curvature import in_own_units, own_units
+from bilevax.convex.optimality import Rows, stacked
 from bilevax.convex.problem import Ball
 from bilevax.convex.settings import PROGRAM
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse as sparse
-import scipy.sparse.csgraph
-import scipy.sparse.linalg
 
 from bilevax._support.division import positive
+from bilevax.convex.curvature import has_eigenvalues_above
+from bilevax.convex.full_systems import FullSystems
 from bilevax.convex.problem import Ball, Constraints, Domain, Objective
 from bilevax.convex.settings import CURVATURE, DENSE
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
@@ -58,12 +57,7 @@ class Local:
     @functools.cached_property
     def convex(self) -> bool:
         """Whether the Hessian is positive semidefinite, up to rounding."""
-        return eigenvalues_above(self.scaled_hessian, -CONVEX_TOLERANCES.negative_curvature)
-
-    @functools.cached_property
-    def scaled_hessian(self) -> Any:
-        """The Hessian for variables in the units of their curvature."""
-        return in_own_units(self.hessian)
+        return has_eigenvalues_above(self.hessian, -CONVEX_TOLERANCES.negative_curvature)
 
 
 def stacked(blocks: list) -> Any:
@@ -139,7 +133,9 @@ class Rows:
     def with_sides(self, lower: np.ndarray, upper: np.ndarray) -> Rows:
         """The same rows with other sides, given as the problem has them; what is known of the matrix stays known."""
         other = replace(self, lower=lower[self.kept] / self.norms, upper=upper[self.kept] / self.norms)
-        vars(other).update({name: getattr(self, name) for name in ("upward", "transpose", "sizes", "only_column")})
+        vars(other).update(
+            {name: getattr(self, name) for name in ("upward", "transpose", "sizes", "only_column", "full_systems")}
+        )
         return other
 
     @functools.cached_property
@@ -150,6 +146,11 @@ class Rows:
     def sizes(self) -> Any:
         """The absolute values of the transposed matrix."""
         return abs(self.transpose)
+
+    @functools.cached_property
+    def full_systems(self) -> FullSystems:
+        """Newton systems with a full Hessian."""
+        return FullSystems(self.matrix)
 
     def relative(self, multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""
@@ -289,67 +290,3 @@ def measure(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers: np
         gradient = np.where(rows.domain.stopped(y, gradient), 0.0, gradient)
     residuals = (float(np.max(abs(gradient) / scale)), rows.infeasibility(y), float(product))
     return Point(at, multipliers, ball_multipliers, scale, residuals, float(max(*residuals, smaller)))
-
-
-def own_units(hessian: sparse.csc_matrix) -> np.ndarray:
-    """The natural step length of each variable: 1 / sqrt(curvature), with the median curvature where it is flat.
-
-    Curvatures may differ by many orders of magnitude, as those of the entropy of shares do.
-    """
-    curvature = hessian.diagonal()
-    if np.min(curvature, initial=np.inf) > CURVATURE.flat:  # none is flat
-        return 1 / np.sqrt(curvature)
-    curved = curvature[curvature > 0]
-    middle = float(np.median(curved)) if curved.size else 1.0
-    return 1 / np.sqrt(np.where(curvature > CURVATURE.flat * min(middle, 1.0), curvature, middle))
-
-
-def in_own_units(hessian: sparse.csc_matrix) -> Any:
-    """The Hessian for variables in the units of their curvature: its diagonal is 1 wherever it was positive.
-
-    An array for few variables, else a sparse matrix.
-    """
-    unit = own_units(hessian)
-    if unit.size <= DENSE.systems:
-        return as_array(hessian) * unit * unit[:, None]
-    return sparse.csc_matrix(sparse.diags_array(unit) @ hessian @ sparse.diags_array(unit))
-
-
-def as_array(matrix: sparse.csc_matrix) -> np.ndarray:
-    """The matrix as an array: by way of its transpose, which SciPy need not sort by rows first."""
-    return matrix.T.toarray().T
-
-
-def nearly_full(matrix: Any) -> bool:
-    """Whether a sparse matrix holds so many of its entries that dense algebra is the faster one."""
-    return matrix.nnz > DENSE.full * matrix.shape[0] * matrix.shape[1]
-
-
-def eigenvalues_above(matrix: Any, bound: float) -> bool:
-    """Whether all eigenvalues are at least `bound`; where that cannot be found out, whether `bound` is negative."""
-    if isinstance(matrix, np.ndarray):
-        if not matrix.any():
-            return bound <= 0
-        return scipy.linalg.lapack.dpotrf(matrix - bound * np.eye(len(matrix)))[1] == 0
-    labels = np.zeros(matrix.shape[0], int)
-    if labels.size > DENSE.systems and not nearly_full(matrix):
-        labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)[1]
-    sizes = np.bincount(labels)
-    if np.any(matrix.diagonal() < bound) or not np.any(matrix.data):
-        return bound <= 0 and not np.any(matrix.data)
-    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
-    for index in (members[k] for k in np.flatnonzero(sizes > 1)):
-        block = matrix[index][:, index] if len(members) > 1 else matrix
-        # Lanczos would take long on a block that is full anyway.
-        if index.size <= DENSE.eigenvalues or nearly_full(block):
-            if scipy.linalg.lapack.dpotrf(block.toarray() - bound * np.eye(index.size))[1] != 0:
-                return False
-            continue
-        diagonal = block.diagonal()
-        if np.min(diagonal + abs(diagonal) - abs(block).sum(axis=1)) < bound:  # Gershgorin
-            try:
-                if scipy.sparse.linalg.eigsh(block, 1, which="SA", return_eigenvectors=False)[0] < bound:
-                    return False
-            except scipy.sparse.linalg.ArpackNoConvergence:
-                return bound < 0
-    return True

@@ -164,6 +164,8 @@ class ConvexSolution:
         Smallest s with ``size_i slack_i <= s (1 + |bound_i|)`` for every row i of length 1, where ``size_i`` is the
         largest ``|matrix_ik multiplier_i| / scale_k`` and the slack that of the side the multiplier's sign belongs to;
         inf for a multiplier whose sign belongs to an infinite side.
+    sharp
+        Whether it is clear which rows are active: of multiplier and slack one is zero up to rounding.
     unique
         True when the minimiser is known to be unique; False when it may not be.
     iterations
@@ -181,6 +183,7 @@ class ConvexSolution:
     stationarity: float = np.inf
     infeasibility: float = np.inf
     complementarity: float = np.inf
+    sharp: bool = False
     unique: bool = False
     iterations: int = 0
     domain: Domain = field(default_factory=Domain)

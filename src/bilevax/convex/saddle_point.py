@@ -12,7 +12,7 @@ import scipy.linalg
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
-from bilevax.convex.optimality import as_array, nearly_full, own_units
+from bilevax.convex.curvature import as_array, nearly_full, own_units
 from bilevax.convex.settings import DENSE, RANK
 
 

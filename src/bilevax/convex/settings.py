@@ -93,8 +93,10 @@ class NewtonSettings:
     feasible_start: float = 10.0
     # A start counts as solved if its error is at most this part of the tolerance.
     settled: float = 0.1
-    # Complementarity above this is not yet rounding: the active rows may be wrong, so another start is tried.
+    # Complementarity above this is not yet rounding: the active rows may be wrong, so another start is tried,
     sharp: float = 1e-14
+    # unless all residuals and the smaller of each multiplier and slack are at most this: many terms make more rounding.
+    sharp_error: float = 1e-12
     # The last attempt widens the feasible set of the Newton programs by this many feasibility tolerances.
     widening: float = 10.0
     # A step beyond this many times the size of the start may follow a ray of descent.

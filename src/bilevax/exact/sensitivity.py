@@ -8,7 +8,7 @@ import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
 from bilevax._support.division import positive
-from bilevax.convex.optimality import own_units
+from bilevax.convex.curvature import own_units
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES

@@ -21,6 +21,7 @@ from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax.model.analysis import FunctionProperties
 from bilevax.model.compressed_rows import on_top, scaled
+from bilevax.model.constants import lower_constants, upper_constants
 from bilevax.model.coupling import Coupling
 from bilevax.model.kernels import Kernels, compiled, evaluation, padded
 from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_jointly
@@ -29,6 +30,8 @@ from bilevax.model.problem import BilevelProblem, Level, Variable, place
 from bilevax.model.quadratic import JointQuadratic, Quadratic
 from bilevax.model.scales import RowGroups, Scales, natural_scales
 from bilevax.model.set_rows import SetRows
+
+_IN_UNITS = "rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic", "upper_constants", "quadratics"
 
 
 class Rows(NamedTuple):
@@ -60,16 +63,16 @@ class FlatProblem:
         self.x_like = jax.tree.map(_float64_shape, x_like)
         self.y_like = jax.tree.map(_float64_shape, y_like)
         self.n_x, self.n_y = trees.size(self.x_like), trees.size(self.y_like)
-        self._patterns: dict[Any, Pattern] = {}
+        self.patterns: dict[Any, Pattern] = {}
         self._last_blocks: tuple[tuple[sp.csc_matrix, ...], sp.csc_matrix] | None = None
-        self._of_user: dict[str, Any] = {}  # what is found out once, in the user's units
+        self.of_user: dict[str, Any] = {}  # what is found out once, in the user's units
         self.scales = Scales.ones(self.n_x, self.n_y, trees.size(self.row_shapes))
 
     def in_units(self, scales: Scales) -> "FlatProblem":
         """Return the same problem in other units, ``scales`` being relative to the user's."""
         other = copy.copy(self)
-        other.scales, other._patterns = scales, {}
-        for name in ("rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic", "quadratics"):
+        other.scales, other.patterns = scales, {}
+        for name in _IN_UNITS:
             vars(other).pop(name, None)
         return other
 
@@ -92,11 +95,11 @@ class FlatProblem:
     @property
     def state(self) -> Learned:
         """What evaluations have found out about second derivatives: used again while it holds."""
-        return Learned(self._patterns)
+        return Learned(self.patterns)
 
     @state.setter
     def state(self, state: Learned) -> None:
-        self._patterns = state.patterns
+        self.patterns = state.patterns
 
     @functools.cached_property
     def rows(self) -> Rows:
@@ -170,15 +173,13 @@ class FlatProblem:
         """The numbers of g where it is a quadratic in x and y together, so that JAX need not be asked again."""
         if (whole := self.quadratics["lower"]) is not None:
             return Quadratic(whole.linear[self.n_x :], whole.part("y", "y"), whole.part("y", "x"))
-        degree = self.properties("lower").degree
-        if degree is None or degree > 2 or self.n_y > DENSE_COLUMNS:
-            return None
-        if "quadratic" not in self._of_user:
-            user = self.in_units(Scales.ones(self.n_x, self.n_y, len(self.scales.rows)))
-            x, y = np.zeros(self.n_x), np.zeros(self.n_y)
-            second = (user.hessian("lower", "y", by, x, y) for by in ("y", "x"))
-            self._of_user["quadratic"] = Quadratic(user.gradients("lower", x, y)[1], *second)
-        return self._of_user["quadratic"].in_units(self.scales)
+        return lower_constants(self)
+
+    @functools.cached_property
+    def upper_constants(self) -> sp.csc_matrix | None:
+        """The second derivative of f in (x, y), where it is the same everywhere."""
+        quadratic = self.quadratics["upper"]
+        return upper_constants(self) if quadratic is None else quadratic.hessian
 
     def row_tree(self, flat: np.ndarray) -> tuple[PyTree, ...]:
         """Return flat row values in the user's units and the structure of the couplings."""
@@ -253,6 +254,8 @@ class FlatProblem:
         """Return the second derivative of f or g, rows for the variable ``of`` and columns for ``by``, as sparse."""
         if (quadratic := self.quadratics[level]) is not None:
             return quadratic.part(of, by)
+        if level == "lower" and of == "y" and (constants := self.lower_quadratic) is not None:
+            return constants.hessian if by == "y" else constants.mixed
         transposed = self.products(level, by, of, x, y)
         return self._pattern(level, of, by).evaluate(self.products(level, of, by, x, y), transposed=transposed)
 
@@ -281,16 +284,17 @@ class FlatProblem:
 
     def upper_hessian(self, x: np.ndarray, y: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative of f in (x, y) as one sparse matrix."""
-        if (quadratic := self.quadratics["upper"]) is not None:
-            return quadratic.hessian
+        if self.upper_constants is not None:
+            return self.upper_constants
         if self.n_x > DENSE_COLUMNS >= self.n_y:  # by its blocks, or all entries would be probed for the few in y
             of_x, of_y = (self.hessian("upper", of, of, x, y) for of in ("x", "y"))
             crossed = self.hessian("upper", "x", "y", x, y)
             return self._joined(of_x, crossed, of_y)
-        return self._joint_pattern("upper").evaluate(lambda directions: self._upper_curvature(x, y, directions))
+        return self._pattern("upper").evaluate(lambda directions: self.upper_curvature(x, y, directions))
 
-    def _upper_curvature(self, x: np.ndarray, y: np.ndarray, directions: np.ndarray) -> np.ndarray:
-        both, there = np.concatenate([self.scales.x, self.scales.y]), (self._numbers, *self._user(x, y))
+    def upper_curvature(self, x: np.ndarray, y: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """Return the second derivative of f in (x, y) times each direction, one a row."""
+        both, there = np.append(self.scales.x, self.scales.y), (self._numbers, *self._user(x, y))
         with evaluation():
             images = padded(self._kernels.upper_curvature, *there, directions=directions * both)
         return self.scales.upper * both * images
@@ -303,17 +307,13 @@ class FlatProblem:
             self._last_blocks = last = blocks, sp.block_array([[of_x, crossed], [crossed.T, of_y]], format="csc")
         return last[1]
 
-    def _pattern(self, level: Level, of: Variable, by: Variable) -> Pattern:
-        size = {"x": self.n_x, "y": self.n_y}
-        key = (level, of, by)
-        if key not in self._patterns:
-            self._patterns[key] = Pattern((size[of], size[by]))
-        return self._patterns[key]
-
-    def _joint_pattern(self, key: str) -> Pattern:
-        if key not in self._patterns:
-            self._patterns[key] = Pattern((self.n_x + self.n_y, self.n_x + self.n_y))
-        return self._patterns[key]
+    def _pattern(self, *key: str) -> Pattern:
+        """Return the pattern of a level's second derivative by two variables, or of one in (x, y)."""
+        if key not in self.patterns:
+            size = {"x": self.n_x, "y": self.n_y}
+            of, by = (size[variable] for variable in key[1:]) if len(key) == 3 else 2 * (self.n_x + self.n_y,)
+            self.patterns[key] = Pattern((of, by))
+        return self.patterns[key]
 
     def products(self, level: Level, of: Variable, by: Variable, x: np.ndarray, y: np.ndarray) -> Callable:
         """Return the second derivative of f or g as a function: directions, one a row, to their products."""
@@ -356,26 +356,26 @@ class FlatProblem:
         if self.lagrangian_varies:  # as many products as there are directions are all that is needed
             return self._curvature(x, y, adjoint, directions)
         self.lagrangian_hessian(x, y, adjoint)
-        return (self._joint_pattern("lagrangian").operator @ directions.T).T
+        return (self._pattern("lagrangian").operator @ directions.T).T
 
     @property
     def lagrangian_varies(self) -> bool:
         """Whether `lagrangian_hessian` has to be computed in full wherever it is asked for."""
-        pattern = self._joint_pattern("lagrangian")
+        pattern = self._pattern("lagrangian")
         return pattern.dense and pattern.varies
 
     def lagrangian_hessian(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray) -> sp.csc_matrix:
         """Return the second derivative in (x, y) of ``f + adjoint' grad_y g`` as one sparse matrix."""
-        if self.lower_quadratic is not None and self.quadratics["upper"] is not None:
-            return self.upper_hessian(x, y)
-        pattern = self._joint_pattern("lagrangian")
+        pattern = self._pattern("lagrangian")
         if pattern.last is None:  # all there is where g is quadratic
             pattern.last = self.upper_hessian(x, y)
+        if self.lower_quadratic is not None and self.upper_constants is not None:
+            return pattern.last
         return pattern.evaluate(lambda directions: self._curvature(x, y, adjoint, directions))
 
     def _curvature(self, x: np.ndarray, y: np.ndarray, adjoint: np.ndarray, directions: np.ndarray) -> np.ndarray:
         if self.lower_quadratic is not None:
-            return self._upper_curvature(x, y, directions)
+            return self.upper_curvature(x, y, directions)
         scales = self.scales
         both = np.concatenate([scales.x, scales.y])
         # The kernel adds f and the derivative of g along the adjoint in the user's units: f's unit goes in front.

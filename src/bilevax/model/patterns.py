@@ -23,11 +23,13 @@ class Pattern:
     """Sparsity of one second derivative: found by probing, then used to evaluate it with few products.
 
     Every evaluation is checked against a product with a random vector; where it fails (an entry that was zero where
-    the pattern was found) the pattern is found anew and widened.
+    the pattern was found) the pattern is found anew and widened. A ``strict`` check suits any units: a row is compared
+    with its own terms alone, not with 1.
     """
 
-    def __init__(self, shape: tuple[int, int]):
+    def __init__(self, shape: tuple[int, int], strict: bool = False):
         self.shape = shape
+        self.least = 0.0 if strict else 1.0
         self.dense = shape[1] <= DENSE_COLUMNS
         self.varies = False  # whether the matrix was seen to change from point to point
         self.last: sp.csc_matrix | None = None
@@ -79,7 +81,7 @@ class Pattern:
 
         def right(matrix: sp.csc_matrix) -> bool:
             # Row by row: next to a border of its domain a function's second derivatives may be 1e20, and others 1.
-            off, terms = np.abs(matrix @ probe - expected), 1 + np.abs(expected)
+            off, terms = np.abs(matrix @ probe - expected), self.least + np.abs(expected)
             if np.all(off <= 1e-11 * terms):
                 return True
             return bool(np.all(off <= 1e-11 * (terms + abs(matrix) @ np.abs(probe))))

@@ -18,6 +18,8 @@ from bilevax.model.scales import Scales
 
 #: Matrices with up to this many entries are arrays here: a product costs a tenth of that with a sparse matrix.
 _FEW_ENTRIES = 10_000
+#: So are larger ones with more than this share of entries.
+_FULL = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +38,7 @@ class Quadratic:
     @functools.cached_property
     def operators(self) -> tuple[Any, Any]:
         """H and M in the form in which they multiply fastest."""
-        fast = lambda matrix: matrix.toarray() if matrix.shape[0] * matrix.shape[1] <= _FEW_ENTRIES else matrix
-        return fast(self.hessian), fast(self.mixed)
+        return _fast(self.hessian), _fast(self.mixed)
 
     def gradient_at(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the gradient in y."""
@@ -53,6 +54,11 @@ class Quadratic:
             gradient=lambda y: linear + hessian @ y,
             hessian=lambda y: self.hessian,
         )
+
+
+def _fast(matrix: sp.csc_matrix) -> Any:
+    entries = matrix.shape[0] * matrix.shape[1]
+    return matrix.toarray() if entries <= _FEW_ENTRIES or matrix.nnz > _FULL * entries else matrix
 
 
 @dataclasses.dataclass(frozen=True)

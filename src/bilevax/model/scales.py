@@ -41,6 +41,7 @@ _MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense alg
 _MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
 _MOST_ENTRIES = 200_000  # of one matrix; more are sampled,
 _MOST_IN_A_ROW = 8  # and so are those of a row where more than these unknowns make the fit iterative
+_ACCURACY = 1e-6  # of an iterative fit: its answer is rounded to powers of two
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
 
@@ -257,7 +258,7 @@ class _Fit:
         target, matrix, strength = target - matrix @ answer, matrix[:, free], weight
         for _ in range(_ROUNDS):
             weighted = matrix * strength[:, None] if isinstance(matrix, np.ndarray) else sp.diags(strength) @ matrix
-            answer[free] = _least_squares(weighted, strength * target)
+            answer[free] = _least_squares(weighted, strength * target, answer[free])
             off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
@@ -274,8 +275,11 @@ def _few_of_each_row(matrix: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.
     return np.repeat(full, few), matrix.indices[place[used]], matrix.data[place[used]]
 
 
-def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:
-    """Return the solution of least norm; the matrix is an array or sparse."""
+def _least_squares(matrix: Any, target: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return the solution of least norm; the matrix is an array or sparse.
+
+    ``start`` is 0 or the solution with other weights of the equations, from which an iteration begins.
+    """
     if matrix.shape[1] > _MOST_UNKNOWNS:
         matrix = sp.csr_matrix(matrix)
         transposed = sp.csr_matrix(matrix.T)
@@ -287,7 +291,7 @@ def _least_squares(matrix: Any, target: np.ndarray) -> np.ndarray:
         watched = spl.LinearOperator(
             matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(transposed, v), dtype=float
         )
-        return spl.lsmr(watched, target, atol=1e-8, btol=1e-8, maxiter=200)[0]
+        return spl.lsmr(watched, target, atol=_ACCURACY, btol=_ACCURACY, maxiter=200, x0=start)[0]
     normal, right = matrix.T @ matrix, matrix.T @ target
     normal = normal if isinstance(normal, np.ndarray) else normal.toarray()
     # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
