@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from bilevax.convex.minimise import minimise
+from bilevax.convex import full_systems
+from bilevax.convex.full_systems import FullSystems
+from bilevax.convex.minimise import minimise, solution_at
 from bilevax.convex.nearby import Nearby
+from bilevax.convex.optimality import Local, measure, scaled_rows
 from bilevax.convex.problem import Ball, Constraints, Objective, Outcome
+from bilevax.convex.saddle_point import solve_saddle_point
 
 
 def quadratic(hessian: np.ndarray, linear: np.ndarray) -> Objective:
@@ -86,3 +90,39 @@ def test_bounds_of_the_domain_may_move():
         found = nearby.minimise(at(x), rows(x))
         assert found.outcome is Outcome.OPTIMAL
         assert found.y == pytest.approx(np.array([x + 1.0]), rel=1e-9)
+
+
+def test_a_full_hessian_is_factorised_once_whatever_rows_are_held(monkeypatch):
+    random = np.random.default_rng(0)
+    size, count = 200, 60
+    root = random.standard_normal((size, size))
+    hessian = sp.csc_matrix(root @ root.T + size * np.eye(size))
+    rows = sp.csr_matrix(random.standard_normal((count, size)))
+    systems = FullSystems(rows)
+    right = random.standard_normal(size)
+    assert systems.solve(hessian, np.arange(3), right, np.ones(3)) is None  # seen for the first time
+    factorised = []
+    factorise = full_systems.own_units
+    monkeypatch.setattr(full_systems, "own_units", lambda matrix: factorised.append(matrix) or factorise(matrix))
+    for held in (np.arange(0), np.arange(5), np.arange(3, 40)):
+        side = random.standard_normal(held.size)
+        answer = systems.solve(hessian, held, right, side)
+        assert answer is not None
+        expected = solve_saddle_point(hessian, rows[held], np.full(held.size, -1), right, side)
+        for part, other in zip(answer, expected, strict=True):
+            np.testing.assert_allclose(part, other, rtol=1e-9, atol=1e-11)
+    assert len(factorised) == 1
+    twice = np.array([0, 0])  # dependent rows are left to least squares
+    assert systems.solve(hessian, twice, right, np.ones(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("product", "error", "sharp"), [(1e-15, 1e-7, True), (3e-14, 3e-14, True), (3e-14, 1e-7, False)]
+)
+def test_rounding_of_long_rows_does_not_hide_which_rows_are_active(product, error, sharp):
+    """The product of multiplier and slack may be more than 1e-14 by rounding alone, if one of them is nothing else."""
+    constraints = Constraints(sp.csr_matrix(np.eye(2)), np.zeros(2), np.ones(2))
+    rows, half = scaled_rows(constraints, 0.0)[0], Objective(lambda y: 0.5 * y @ y, lambda y: y, lambda y: sp.eye(2))
+    point = measure(Local(half, np.zeros(2)), rows, np.zeros(2), np.zeros(0))
+    point = dataclasses.replace(point, residuals=(0.0, 0.0, product), error=error)
+    assert solution_at(constraints, rows, np.zeros(2), point, Outcome.OPTIMAL, 0).sharp == sharp

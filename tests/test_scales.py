@@ -150,3 +150,24 @@ def test_derivatives_in_other_units_are_those_of_the_scaled_functions():
         step = h * entry[:2], h * entry[2:]
         change = (both(u + step[0], v + step[1]) - both(u - step[0], v - step[1])) / (2 * h)
         np.testing.assert_allclose(other.lagrangian_hessian(u, v, w) @ entry, change, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_constants_of_large_quadratics_are_found_in_any_units():
+    """With more variables than are probed at once: a small entry off the diagonal counts whatever its units."""
+    size, unit = 450, 1e-7
+    couple = jnp.arange(size) / size
+
+    def lower(x, y):
+        return unit * (0.5 * jnp.sum(y**2) + 0.5 * jnp.sum(couple * y) ** 2 - jnp.sum(x[0] * y))
+
+    problem = bx.BilevelProblem(lambda x, y: unit * (jnp.sum((y - 1) ** 2) + x[0] ** 2), lower, y_like=np.zeros(size))
+    flat = equilibrated(FlatProblem(problem, np.zeros(1), np.zeros(size)), np.zeros(1))
+    constants = flat.lower_quadratic
+    assert constants is not None
+    scales, c = flat.scales, np.asarray(couple)
+    expected = scales.lower * unit * scales.y[:, None] * (np.eye(size) + np.outer(c, c)) * scales.y
+    np.testing.assert_allclose(constants.hessian.toarray(), expected, rtol=1e-12, atol=1e-15)
+    x, y = np.array([0.3]), np.linspace(0, 1, size)
+    user = FlatProblem(problem, np.zeros(1), np.zeros(size)).gradients("lower", x * scales.x, y * scales.y)[1]
+    np.testing.assert_allclose(constants.gradient_at(x, y), scales.lower * scales.y * user, rtol=1e-12)
