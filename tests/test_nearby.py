@@ -122,7 +122,10 @@ def test_a_full_hessian_is_factorised_once_whatever_rows_are_held(monkeypatch):
 def test_rounding_of_long_rows_does_not_hide_which_rows_are_active(product, error, sharp):
     """The product of multiplier and slack may be more than 1e-14 by rounding alone, if one of them is nothing else."""
     constraints = Constraints(sp.csr_matrix(np.eye(2)), np.zeros(2), np.ones(2))
-    rows, half = scaled_rows(constraints, 0.0)[0], Objective(lambda y: 0.5 * y @ y, lambda y: y, lambda y: sp.eye(2))
+    rows, half = (
+        scaled_rows(constraints, 0.0)[0],
+        Objective(lambda y: float(y @ y), lambda y: 2 * y, lambda y: sp.csc_matrix(2 * np.eye(2))),
+    )
     point = measure(Local(half, np.zeros(2)), rows, np.zeros(2), np.zeros(0))
     point = dataclasses.replace(point, residuals=(0.0, 0.0, product), error=error)
     assert solution_at(constraints, rows, np.zeros(2), point, Outcome.OPTIMAL, 0).sharp == sharp
