@@ -1,8 +1,10 @@
 """Global bounds: never above the optimum, closed where they can be, and refused by name elsewhere."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bilevax as bx
 from attack.judge.global_optimum import Quadratics, least_value
 from bilevax.proof.incumbents import Incumbent
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
@@ -110,3 +112,65 @@ def test_what_curves_down_is_refused():
     problem = draw(3, "plain")
     with pytest.raises(NotConvex):
         reduce(program_of(problem._replace(W=-problem.W)))
+
+
+def two_valleys(**options) -> bx.BilevelProblem:
+    """Phi has a local minimum at x = -1 with value 1, and the global one at x = 2: y follows x only upwards."""
+    return bx.BilevelProblem(
+        upper=lambda x, y: (x[0] + 1) ** 2 + 4 * (y[0] - 2) ** 2 - 15,
+        lower=lambda x, y: (y[0] - x[0]) ** 2,
+        x_set=bx.Box(np.array([-3.0]), np.array([3.0])),
+        y_set=bx.Box(np.array([0.0]), np.array([5.0])),
+        **options,
+    )
+
+
+def test_a_proof_finds_the_global_optimum_from_a_local_one():
+    local = bx.solve(two_valleys(), np.array([-1.0]), solver=bx.Default())
+    proof = bx.prove(two_valleys(), local)
+    assert proof.proven
+    assert proof.status is bx.ProofStatus.PROVEN
+    assert proof.solution is not None
+    assert proof.solution.success
+    assert proof.solution.x[0] == pytest.approx(1.4, abs=1e-7)
+    assert proof.lower_bound <= proof.upper_bound == pytest.approx(-7.8, abs=1e-9)
+    assert proof.gap <= 1e-4
+    assert list(proof.history) == ["time", "nodes", "lower_bound", "upper_bound"]
+    assert "Proven" in str(proof)
+    assert "Proof" in proof._repr_html_()
+
+
+def test_without_a_solution_the_set_tells_the_structure_of_x():
+    proof = bx.prove(two_valleys())
+    assert proof.proven
+    assert proof.upper_bound == pytest.approx(-7.8, abs=1e-9)
+    free = bx.BilevelProblem(upper=lambda x, y: (x - y) ** 2, lower=lambda x, y: (y - x - 1) ** 2, y_like=0.0)
+    with pytest.raises(ValueError, match="solution: expected a Solution or a point x"):
+        bx.prove(free)
+    assert bx.prove(free, 0.5).proven
+
+
+def test_what_is_outside_the_class_is_refused_by_name():
+    curved = bx.BilevelProblem(
+        upper=lambda x, y: jnp.exp(x - y), lower=lambda x, y: (y - x) ** 2, x_set=bx.Box(-1.0, 1.0), y_like=0.0
+    )
+    proof = bx.prove(curved, 0.0)
+    assert proof.status is bx.ProofStatus.UNSUPPORTED
+    assert "f is not" in proof.message
+    assert proof.lower_bound == -np.inf
+    assert not proof.proven
+
+
+def test_a_proof_that_is_stopped_has_bounds_that_hold():
+    proof = bx.prove(two_valleys(), np.array([-1.0]), time_limit=1e-6)
+    assert proof.status is bx.ProofStatus.TIME_LIMIT
+    assert proof.lower_bound <= -7.8 <= proof.upper_bound + 1e-9
+    assert not proof.proven
+
+
+def test_an_infeasible_problem_is_proven_to_be_one():
+    rows = bx.LinearCoupling(A=np.eye(1), B=np.ones((1, 1)), upper=np.array([-20.0]))
+    proof = bx.prove(two_valleys(coupling=rows), np.array([0.0]))
+    assert proof.status is bx.ProofStatus.INFEASIBLE
+    assert proof.lower_bound == np.inf
+    assert proof.solution is None

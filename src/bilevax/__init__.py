@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from bilevax.driver.comparison import Comparison, compare
     from bilevax.driver.compiled import RunResult, run
     from bilevax.driver.multistart import Multistart, multistart
+    from bilevax.driver.proof import Proof
+    from bilevax.driver.prove import prove
     from bilevax.driver.solution import Solution
     from bilevax.driver.solve import solve
     from bilevax.driver.watch import Progress
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from bilevax.model.problem import BilevelProblem
     from bilevax.model.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex
     from bilevax.paper import reformulation
+    from bilevax.proof.status import ProofStatus
     from bilevax.solvers.baselines.bic_gaffa import BiCGAFFA
     from bilevax.solvers.baselines.blocc import BLOCC
     from bilevax.solvers.baselines.gam import GAM
@@ -42,6 +45,8 @@ _HOMES = {
     "bilevax.driver.comparison": ("Comparison", "compare"),
     "bilevax.driver.compiled": ("RunResult", "run"),
     "bilevax.driver.multistart": ("Multistart", "multistart"),
+    "bilevax.driver.proof": ("Proof",),
+    "bilevax.driver.prove": ("prove",),
     "bilevax.driver.solution": ("Solution",),
     "bilevax.driver.solve": ("solve",),
     "bilevax.driver.watch": ("Progress",),
@@ -49,6 +54,7 @@ _HOMES = {
     "bilevax.model.coupling": ("AffineCoupling", "LinearCoupling"),
     "bilevax.model.problem": ("BilevelProblem",),
     "bilevax.model.sets": ("Ball", "Box", "Free", "NonNegative", "Polyhedron", "Product", "Simplex"),
+    "bilevax.proof.status": ("ProofStatus",),
     "bilevax.solvers.baselines.bic_gaffa": ("BiCGAFFA",),
     "bilevax.solvers.baselines.blocc": ("BLOCC",),
     "bilevax.solvers.baselines.gam": ("GAM",),
@@ -99,6 +105,8 @@ __all__ = [
     "Product",
     "Progress",
     "ProjectedPenalty",
+    "Proof",
+    "ProofStatus",
     "RunResult",
     "Simplex",
     "Solution",
@@ -108,6 +116,7 @@ __all__ = [
     "datasets",
     "multistart",
     "problems",
+    "prove",
     "reformulation",
     "run",
     "solve",

@@ -118,7 +118,7 @@ def multistart(
             now = time.monotonic()
             with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
                 judged = certified(flat, method, ending)
-            solutions.append(conclude(method, *judged, watch))
+            solutions.append(conclude(type(method).__name__, *judged, watch))
     order = _ranked(solutions)
     position = np.argsort(order)
     return Multistart(tuple(solutions[i] for i in order), position[answer_of])

@@ -102,7 +102,7 @@ def solve(
             host=lambda solver: _searched(flat, solver, start, watch, files),
         )
         ending = unbounded_if_it_falls_forever(flat, x, ending, certificate, watch)
-        solution = conclude(method, ending, certificate, watch)
+        solution = conclude(type(method).__name__, ending, certificate, watch)
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution

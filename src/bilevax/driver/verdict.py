@@ -85,11 +85,11 @@ def unbounded_if_it_falls_forever(
     return ending
 
 
-def conclude(solver: Solver, ending: Ending, certificate: Certificate, watch: Watch) -> Solution:
-    """Return the solution that an ending and its certificate amount to."""
+def conclude(name: str, ending: Ending, certificate: Certificate, watch: Watch) -> Solution:
+    """Return the solution that an ending and its certificate amount to; ``name`` is that of the method."""
     rtol = watch.limits.rtol
     status = _status(ending, watch.ended, certificate, rtol)
-    stats = {"solver": type(solver).__name__, "steps": ending.steps, "time": time.monotonic() - watch.began}
+    stats = {"solver": name, "steps": ending.steps, "time": time.monotonic() - watch.began}
     if ending.sweeps is not None:
         stats["sweeps"] = ending.sweeps
     objection = certificate.objection(rtol)

@@ -2,7 +2,10 @@
 
 import dataclasses
 
+import numpy as np
+
 from bilevax.proof.incumbents import Incumbent
+from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
 
 
@@ -20,3 +23,10 @@ class Bounds:
     status: ProofStatus
     remark: str = ""
     trace: tuple[tuple[float, int, float, float], ...] = ()
+
+
+def relative_gap(lower: float, upper: float, unit: float) -> float:
+    """Return how far bounds are apart, relative to the upper one or, where larger, to a part of f's natural unit."""
+    if lower == upper:
+        return 0.0  # both may be infinite
+    return (upper - lower) / max(abs(upper), PROOF.smallest_value * unit) if np.isfinite(upper) else np.inf

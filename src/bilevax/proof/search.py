@@ -15,11 +15,13 @@ from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
 from bilevax.proof.tree import Tree
 
-Look = Callable[[int, float, float], None]
-
 
 def global_bounds(
-    flat: FlatProblem, x: np.ndarray | None, gap: float, look: Look = lambda nodes, lower, upper: None
+    flat: FlatProblem,
+    x: np.ndarray | None,
+    gap: float,
+    help: Callable[[], np.ndarray | None] = lambda: None,
+    look: Callable[[int, float, float], None] = lambda nodes, lower, upper: None,
 ) -> Bounds:
     """Return proven bounds on the least Phi; stopped by the deadline of `clock`, or from the keyboard.
 
@@ -31,6 +33,8 @@ def global_bounds(
         A point to begin with.
     gap
         Relative to f's natural unit and its value, when to stop.
+    help
+        Called once, where the search does not end at once; returns another point, or None.
     look
         Called on the way with the nodes so far, and both bounds.
     """
@@ -44,13 +48,15 @@ def global_bounds(
     unit = flat.scales.upper
     evaluate = lambda z: best_incumbent(flat, *program.parts(z))
     tree = Tree(program, reduced, evaluate, lambda value: gap * max(abs(value), PROOF.smallest_value))
-    if x is not None:
-        tree.offer(incumbent_at(flat, x))
-    began, trace, status = time.monotonic(), [], None
+    began, trace, status, helped = time.monotonic(), [], None, False
     try:
+        tree.offer(None if x is None else incumbent_at(flat, x))
         for _ in tree.search():
             trace.append((time.monotonic() - began, tree.nodes, tree.lower_bound / unit, tree.upper / unit))
             look(*trace[-1][1:])
+            if tree.nodes > PROOF.help_after and not helped:
+                helped, point = True, help()
+                tree.offer(None if point is None else incumbent_at(flat, point))
     except OutOfTime:
         status = ProofStatus.TIME_LIMIT
     except KeyboardInterrupt:

@@ -138,7 +138,7 @@ class Tree:
         self.heap: list[tuple[float, int, Node]] = []
         self.closed = np.inf  # the least bound of what was left: leaves that could not be settled
         self.nodes = 0
-        self._order = itertools.count()
+        self._order, self._begun = itertools.count(), False
 
     @property
     def upper(self) -> float:
@@ -153,6 +153,8 @@ class Tree:
     @property
     def lower_bound(self) -> float:
         """What no point of the problem is below."""
+        if not self._begun:
+            return -np.inf
         still_open = self.heap[0][0] if self.heap else np.inf
         return min(still_open, self.closed, self.upper)
 
@@ -161,6 +163,7 @@ class Tree:
         sides = self.pairs.first_sides()
         root = self._relax(sides, -np.inf, np.zeros(len(self.reduced.rows)))
         self._push(root)
+        self._begun = True
         while self.heap:
             yield
             clock.check()
@@ -171,7 +174,7 @@ class Tree:
                 break
             try:
                 self._process(node)
-            except clock.OutOfTime:
+            except BaseException:  # out of time, or interrupted: what is below this node stays open
                 self._push(node)
                 raise
         yield
