@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := cli,plot,report,sklearn,docs,dev
 
-.PHONY: install demo test lint types unit quick bench attack docs lock clean
+.PHONY: install demo test lint types unit quick bench attack figures results pictures docs lock clean
 
 install: $(VENV)/installed
 
@@ -48,6 +48,17 @@ WORKERS := 2
 
 attack: install
 	$(BIN)/python -m attack --cases $(N) --seed $(SEED) --family '$(FAMILY)' --workers $(WORKERS) $(if $(CASE),--case $(CASE))
+
+# All figures of the documentation anew: half an hour. What they say is written into the documents by `make results`.
+figures: install
+	$(BIN)/bilevax reproduce all --output docs/figures
+
+results: install
+	$(BIN)/python docs/results.py
+
+# The pictures of the gallery and of the README, drawn by the pages themselves.
+pictures: install
+	$(BIN)/python docs/pictures.py
 
 # Needs no network. A warning is an error: a link or a reference that leads nowhere ends the build.
 docs: install

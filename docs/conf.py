@@ -30,14 +30,21 @@ myst_fence_as_directive = ["math"]  # a block ```math, which GitHub draws too
 
 default_role = "py:obj"  # `Name` in a docstring is a reference
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # docstrings say what is expected; the shapes of jaxtyping would drown the signatures
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80  # longer ones have a parameter a line
 autodoc_preserve_defaults = True
 napoleon_google_docstring = False
 napoleon_attr_annotations = False
 napoleon_use_param = False  # "lower, upper" stay together
 napoleon_custom_sections = [("Attributes", "params_style")]
 
-nitpick_ignore = [("py:class", "SFLCBState")]  # a type that start points have; users only hand it on
+# Types in signatures that have no page here: those of other packages, and those that users only hand on.
+_HANDED_ON = "SFLCBState|ConvexSet|Solver|CompiledSolver|RandomQuadratic|Contender|ConvexSolution|Descent"
+nitpick_ignore_regex = [
+    ("py:class", r"(collections|jax|jaxlib|jaxtyping|numpy|pathlib)\..*|Axes|Figure"),
+    ("py:class", rf"(bilevax\..*\.)?({_HANDED_ON})"),
+]
 
 _CODE = re.compile(r"(`+[^`]*`+)")
 

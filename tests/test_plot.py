@@ -31,7 +31,7 @@ def triangle(**options) -> NetworkDesign:
 
 
 def lanes(ax) -> PolyCollection:
-    (found,) = [item for item in ax.collections if isinstance(item, PolyCollection)]
+    found = [item for item in ax.collections if isinstance(item, PolyCollection)][-1]
     return found
 
 
@@ -73,7 +73,8 @@ def test_network_of_a_solution() -> None:
     solution = bx.solve(design.problem(), design.start())
     _, (ax,) = plot.panels(1)
     plot.network(design, solution, ax)
-    assert np.asarray(lanes(ax).get_array()) == pytest.approx(np.clip(design.links_table(solution)["used"], 0, 1))
+    used = design.links_table(solution)["used"][np.asarray(solution.x) > 0]
+    assert np.asarray(lanes(ax).get_array()) == pytest.approx(np.clip(used, 0, 1))
 
 
 def test_network_without_an_answer_is_grey() -> None:
@@ -168,5 +169,13 @@ def test_a_band_of_positive_numbers_stays_positive():
     _, (ax,) = plot.panels(1)
     runs = [[1.0, 1.0], [1.0, 2.0], [900.0, 3.0]]  # the mean of the first column is below its deviation
     plot.band(ax, [1.0, 2.0], runs)
-    corners = ax.collections[0].get_paths()[0].vertices
+    corners = np.asarray(ax.collections[0].get_paths()[0].vertices)
     assert corners[:, 1].min() >= 1.0
+
+
+def test_links_that_are_not_built_are_drawn_apart():
+    capacity = np.array([1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    _, (ax,) = plot.panels(1)
+    plot.network(triangle(), capacity, ax)
+    sizes = [len(item.get_paths()) for item in ax.collections if isinstance(item, PolyCollection)]
+    assert sorted(sizes) == [2, 4]

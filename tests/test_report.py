@@ -307,3 +307,12 @@ def test_a_browser_shows_it(tmp_path, stopped, designed):
 
 def brightness(colour: str) -> float:
     return float(np.mean([float(number) for number in re.findall(r"[\d.]+", colour)[:3]]))
+
+
+def test_phi_is_drawn_over_x_with_start_and_answer(tmp_path, solved):
+    _, text = written(tmp_path, solved, toy(), x0=0.7)
+    curve, start, answer = next(iter(figures_of(text).values()))["data"]
+    assert (curve["x"][0], curve["x"][-1]) == (0.0, 3.0)
+    assert start["x"] == [pytest.approx(0.7)]
+    assert answer["y"] == [pytest.approx(solved.value)]
+    assert min(curve["y"]) == pytest.approx(solved.value, abs=1e-3)

@@ -32,6 +32,7 @@ BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, YELLOW = (
     "#F0E442",
 )
 GREY = "#999999"
+_UNBUILT = "#b0b0b0"
 _COLOURS = (BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, "black", GREY)
 _SCALE = "cividis"
 _MANY_NODES = 40
@@ -154,6 +155,8 @@ def comparison(found: "Comparison") -> "Figure":
 def network(design: NetworkDesign, solution: Any, ax: "Axes | None" = None) -> "Axes":
     """Draw a network: links as wide as their capacity, coloured by the part of it that is used, by side of the road.
 
+    Links of no capacity are thin and grey.
+
     Parameters
     ----------
     design
@@ -168,11 +171,15 @@ def network(design: NetworkDesign, solution: Any, ax: "Axes | None" = None) -> "
     from matplotlib.collections import PolyCollection
 
     capacity, used, places, radius, shapes = lanes_of(design, solution)
-    lanes = PolyCollection(shapes, linewidths=0.2, edgecolors="black", zorder=1)
+    built = capacity > 0
+    chosen = lambda these: [shapes[index] for index in np.flatnonzero(these)]
+    lanes = PolyCollection(chosen(built), linewidths=0.2, edgecolors="black", zorder=1)
+    if not built.all():
+        ax.add_collection(PolyCollection(chosen(~built), linewidths=0.0, facecolors=_UNBUILT, zorder=0))
     if used is None:
         lanes.set_facecolor(GREY)
     else:
-        lanes.set_array(np.clip(used, 0.0, 1.0))
+        lanes.set_array(np.clip(used[built], 0.0, 1.0))
         lanes.set_cmap(_SCALE)
         lanes.set_clim(0.0, 1.0)
     ax.add_collection(lanes)
@@ -327,7 +334,9 @@ def _contours(
         point = first.copy()
         point[chosen] = across[column], up[row]
         values[row, column] = phi(point).value
-    drawn = ax.contourf(across, up, np.ma.masked_invalid(values), levels=20, cmap=_SCALE)
+    # Rounding errors above the last of the round levels would be holes.
+    unit = 1e-9 * float(np.nanmax(values) - np.nanmin(values)) or 1.0
+    drawn = ax.contourf(across, up, np.ma.masked_invalid(unit * np.round(values / unit)), levels=20, cmap=_SCALE)
     ax.figure.colorbar(drawn, ax=ax, label="Φ(x)")
     if marked:
         where = np.array(marked)[:, chosen]

@@ -46,6 +46,7 @@ def demonstrate(
             {case.name: case.problem for case in cases},
             {case.name: case.network for case in cases if case.network is not None},
             "bilevax demo",
+            x0={case.name: case.x0 for case in cases},
             settings=about,
         )
         output.show(answers_table(solutions))

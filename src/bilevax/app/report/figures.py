@@ -1,4 +1,4 @@
-"""The figures of a page: what a run recorded on its way, and the map of a network."""
+"""The figures of a page: what a run recorded on its way, Phi around its answer, and the map of a network."""
 
 import html
 import itertools
@@ -6,15 +6,26 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import PyTree
 
+from bilevax._support import trees
 from bilevax.app import plot
 from bilevax.driver.solution import Solution
+from bilevax.exact.hyperobjective import Hyperobjective
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.sets import Box
 from bilevax.problems.network.design import NetworkDesign
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _NOT_RESIDUALS = ("step", "time", "phase", "upper", "sweeps")
+# Exact evaluations for a curve of Phi: along one variable, and along a line through several, which is smoother.
+_SAMPLES, _SAMPLES_ON_A_LINE = 201, 41
+# How far a line goes on behind the answer, as a part of the way to it.
+_BEYOND = 0.25
+# Less than this many records make no curve.
+_FEWEST_RECORDS = 3
 
 
 def convergence(solution: Solution) -> Iterator[tuple[str, "Figure"]]:
@@ -22,6 +33,8 @@ def convergence(solution: Solution) -> Iterator[tuple[str, "Figure"]]:
     import plotly.graph_objects as go
 
     history = solution.history
+    if len(history["step"]) < _FEWEST_RECORDS:
+        return
     # A logarithmic axis has no place for what is never positive.
     residuals = [
         key
@@ -55,6 +68,40 @@ def convergence(solution: Solution) -> Iterator[tuple[str, "Figure"]]:
                 positive = np.where(history[name] > 0, history[name], np.nan)
                 figure.add_scatter(x=across, y=positive, mode="lines+markers", name=html.escape(name), line=style)
             yield f"What the stopping test looked at, against {words}", figure
+
+
+def hyperobjective(problem: BilevelProblem, x0: PyTree, solution: Solution) -> tuple[str, "Figure"]:
+    """Return Phi, evaluated exactly: over all of a bounded X of one variable, else from the start to the answer."""
+    import plotly.graph_objects as go
+
+    start, answer = trees.flatten_host(x0), trees.flatten_host(solution.x)
+    phi = Hyperobjective(problem, x0, solution.y)
+    whole = _interval(problem) if answer.size == 1 else None
+    first, last = (start, answer + _BEYOND * (answer - start)) if whole is None else whole
+    parts = np.linspace(0.0, 1.0, _SAMPLES if answer.size == 1 else _SAMPLES_ON_A_LINE)
+    marked = {"start": (start, plot.ORANGE, "circle"), "answer": (answer, plot.GREEN, "diamond")}
+    # The marked points belong to the curve, which may have a kink there.
+    length = float((last - first) @ (last - first)) or 1.0
+    place = {name: float((point - first) @ (last - first)) / length for name, (point, *_) in marked.items()}
+    parts = np.unique(np.r_[parts, *place.values()])
+    across = lambda part: part if answer.size > 1 else first[0] + part * (last - first)[0]
+    axis = "x" if answer.size == 1 else "part of the line"
+    figure = go.Figure(layout={"template": "none", "xaxis_title": axis, "yaxis_title": "Φ(x)"})
+    values = [phi(first + part * (last - first)).value for part in parts]
+    figure.add_scatter(x=across(parts).tolist(), y=values, mode="lines", line={"color": plot.BLUE}, showlegend=False)
+    for name, (point, colour, symbol) in marked.items():
+        marker = {"color": colour, "symbol": symbol, "size": 11}
+        figure.add_scatter(x=[across(place[name])], y=[phi(point).value], mode="markers", name=name, marker=marker)
+    words = "over X" if whole is not None else "from the start to the answer, and beyond"
+    return f"Φ, evaluated exactly, {words}; gaps: the lower level has no answer", figure
+
+
+def _interval(problem: BilevelProblem) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the ends of X where it is a bounded interval."""
+    if not isinstance(problem.x_set, Box):
+        return None
+    low, high = (np.atleast_1d(np.asarray(end, np.float64)) for end in (problem.x_set.lower, problem.x_set.upper))
+    return (low, high) if low.size == high.size == 1 and np.isfinite([*low, *high]).all() else None
 
 
 def _styles() -> Iterator[dict[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax._support import trees
-from bilevax.app.report.figures import convergence, network_map
+from bilevax.app.report.figures import convergence, hyperobjective, network_map
 from bilevax.app.report.lines import checks, short
 from bilevax.driver.solution import Solution
 from bilevax.model.problem import BilevelProblem
@@ -42,6 +42,7 @@ def write(
     network: NetworkDesign | Mapping[str, NetworkDesign] | None = None,
     title: str = "bilevax report",
     *,
+    x0: PyTree | Mapping[str, PyTree] = None,
     settings: Mapping[str, Any] | None = None,
     rtol: float = 1e-6,
 ) -> Path:
@@ -57,6 +58,9 @@ def write(
         What was solved, to be described, and the network to be drawn: one for all, or by the names of the solutions.
     title
         The page's heading.
+    x0
+        Where the searches started, by the names of the solutions, or the start of a single one: with the problem, it
+        is what a curve of Phi needs.
     settings
         More lines for the table of settings.
     rtol
@@ -80,7 +84,10 @@ def write(
     page = environment.get_template("report.html").render(
         title=title,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        parts=[_part(name, solution, _of(problem, name), _of(network, name), rtol) for name, solution in named.items()],
+        parts=[
+            _part(name, solution, _of(problem, name), _of(network, name), x0 if name == "" else _of(x0, name), rtol)
+            for name, solution in named.items()
+        ],
         settings={"rtol": rtol, **(settings or {})},
         versions=versions(),
         plotly=markupsafe.Markup(plotly.offline.get_plotlyjs()),
@@ -120,11 +127,18 @@ def _of(given: Any, name: str) -> Any:
 
 
 def _part(
-    name: str, solution: Solution, problem: BilevelProblem | None, network: NetworkDesign | None, rtol: float
+    name: str,
+    solution: Solution,
+    problem: BilevelProblem | None,
+    network: NetworkDesign | None,
+    x0: PyTree,
+    rtol: float,
 ) -> dict[str, Any]:
     """Return what the template shows of one answer."""
     picture, tables = None, []
-    figures = convergence(solution) if solution.history else ()
+    figures = list(convergence(solution)) if solution.history else []
+    if problem is not None and x0 is not None:
+        figures.insert(0, hyperobjective(problem, x0, solution))
     if network is not None:
         picture = (
             "The network: links as wide as their capacity, on the right side of the way",
@@ -143,7 +157,7 @@ def _part(
         "points": [*_leaves("x", solution.x), *_leaves("y", solution.y), *_leaves("multipliers", solution.multipliers)],
         "figures": [
             {"caption": figure[0], "drawing": json.loads(figure[1].to_json() or ""), "wide": figure is picture}
-            for figure in ([] if picture is None else [picture]) + list(figures)
+            for figure in ([] if picture is None else [picture]) + figures
         ],
         "tables": tables,
     }
