@@ -16,7 +16,6 @@ from bilevax.convex.basic_multipliers import (
     rows_within,
     with_basic_multipliers,
 )
-from bilevax.convex.curvature import nearly_full
 from bilevax.convex.optimality import Local, Point, Rows, measure, stacked
 from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
@@ -24,15 +23,13 @@ from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
 
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
-    close = rows_within(rows, at.y, ACTIVE_SET.guess_width)
-    large = at.y.size > DENSE.basic_multipliers and not nearly_full(at.hessian)
-    basic = None if large else basic_multipliers(rows, at, close)
+    basic = basic_multipliers(rows, at, rows_within(rows, at.y, ACTIVE_SET.guess_width))
     if basic is None:
         basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
     point = measure(at, rows, *basic)
     if point.error <= ACTIVE_SET.exact:
         return point
-    candidate = _newton_on_active(rows, point, close if large else _strongly_active(rows, point))
+    candidate = _newton_on_active(rows, point, _strongly_active(rows, point))
     candidate = with_basic_multipliers(rows, candidate, tolerance)
     return candidate if candidate.error < point.error and candidate.at.finite else point
 

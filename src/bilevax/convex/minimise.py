@@ -15,6 +15,7 @@ import scipy.sparse as sparse
 from bilevax._support.programs import linprog
 from bilevax.convex.active_set import polish, settle
 from bilevax.convex.borders import with_domain
+from bilevax.convex.curvature import nearly_full
 from bilevax.convex.existence import descends_forever, is_unique, runs_away
 from bilevax.convex.newton_program import NewtonProgram, Status, cleaned, interior_point, with_margin
 from bilevax.convex.optimality import Local, Point, Rows, measure, scaled_rows
@@ -214,10 +215,11 @@ def _settled(
     Near the minimiser a quadratic program would have an objective near zero, below its solver's tolerances.
     """
     at = Local(objective, start)
-    point = settle(rows, at, tolerance) if at.finite else None
-    if point is None or point.error > NEWTON.settled * tolerance:
+    if not at.finite or (start.size > DENSE.basic_multipliers and not nearly_full(at.hessian)):
         return None
-    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0)
+    point = settle(rows, at, tolerance)
+    settled = point.error <= NEWTON.settled * tolerance
+    return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if settled else None
 
 
 def _newton(

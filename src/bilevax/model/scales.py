@@ -221,9 +221,9 @@ class _Fit:
         useful = np.isfinite(size) & (size > 0)
         if not useful.any():
             return
-        columns = np.stack([np.broadcast_to(part, size.shape)[useful] for part in unknowns], axis=1)
+        columns = np.stack([np.broadcast_to(part, size.shape)[useful] for part in unknowns], axis=1).astype(np.int32)
         # Unknown -1: a factor that is not there.
-        padding = np.full((len(columns), 3 - columns.shape[1]), -1)
+        padding = np.full((len(columns), 3 - columns.shape[1]), -1, np.int32)
         self.columns.append(np.hstack([columns, padding]))
         self.targets.append(-np.log2(size[useful]))
         self.weights.append(np.full(int(useful.sum()), weight))
@@ -246,22 +246,28 @@ class _Fit:
         if not self.targets:
             return np.zeros(self.count)
         columns, target, weight = np.vstack(self.columns), np.concatenate(self.targets), np.concatenate(self.weights)
-        row, which = np.nonzero(columns >= 0)
-        place, shape = (row, columns[row, which]), (len(target), self.count)
-        if shape[0] * shape[1] <= _MOST_ENTRIES_OF_A_FIT:
-            matrix = np.zeros(shape)
-            np.add.at(matrix, place, 1.0)
-        else:
-            matrix = sp.csr_matrix((np.ones(len(row)), place), shape)
-        answer = np.zeros(self.count) if known is None else np.nan_to_num(known)
-        free = np.flatnonzero(np.ones(self.count, bool) if known is None else np.isnan(known))
-        target, matrix, strength = target - matrix @ answer, matrix[:, free], weight
+        self.columns, self.targets, self.weights = [], [], []  # of large problems these are most of what is held
+        there, shape = columns >= 0, (len(target), self.count)
+        factors = np.add.reduce(there, axis=1)
+        matrix: Any = sp.csr_matrix((np.ones(factors.sum()), columns[there], np.append(0, np.cumsum(factors))), shape)
+        matrix = matrix.toarray() if shape[0] * shape[1] <= _MOST_ENTRIES_OF_A_FIT else matrix
+        answer, free, strength = np.zeros(self.count), slice(None), weight
+        if known is not None:
+            answer, free = np.nan_to_num(known), np.flatnonzero(np.isnan(known))
+            target, matrix = target - matrix @ answer, matrix[:, free]
         for _ in range(_ROUNDS):
-            weighted = matrix * strength[:, None] if isinstance(matrix, np.ndarray) else sp.diags(strength) @ matrix
-            answer[free] = _least_squares(weighted, strength * target, answer[free])
+            answer[free] = _least_squares(_weighted(matrix, strength), strength * target, answer[free])
             off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
+
+
+def _weighted(matrix: Any, strength: np.ndarray) -> Any:
+    """Return the equations times their strength; the places of the entries of a sparse matrix are shared."""
+    if isinstance(matrix, np.ndarray):
+        return matrix * strength[:, None]
+    data = matrix.data * np.repeat(strength, np.diff(matrix.indptr))
+    return sp.csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
 
 
 def _few_of_each_row(matrix: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -282,14 +288,13 @@ def _least_squares(matrix: Any, target: np.ndarray, start: np.ndarray) -> np.nda
     """
     if matrix.shape[1] > _MOST_UNKNOWNS:
         matrix = sp.csr_matrix(matrix)
-        transposed = sp.csr_matrix(matrix.T)
 
-        def times(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
+        def times(rows: Any, vector: np.ndarray) -> np.ndarray:
             clock.check()
             return rows @ vector
 
         watched = spl.LinearOperator(
-            matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(transposed, v), dtype=float
+            matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(matrix.T, v), dtype=float
         )
         return spl.lsmr(watched, target, atol=_ACCURACY, btol=_ACCURACY, maxiter=200, x0=start)[0]
     normal, right = matrix.T @ matrix, matrix.T @ target
