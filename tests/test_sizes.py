@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax._support.elimination import split
 from bilevax.datasets import Dataset
+from bilevax.model import compressed_rows
 from bilevax.model.flat import FlatProblem
 from bilevax.problems import svm
 from bilevax.solvers.default.lower import dense_algebra
@@ -134,3 +135,15 @@ def test_a_sparse_matrix_is_never_copied_into_an_array():
     solution, peak = _peak(_chain(7000), np.zeros(3))
     assert solution.success
     assert peak < 8 * 7000**2 / 4
+
+
+def test_compressed_rows_are_put_together_as_blocks(monkeypatch):
+    monkeypatch.setattr(compressed_rows, "_FEW_ENTRIES", 0)
+    random = np.random.default_rng(0)
+    for rows, n_x, n_y, of_x, of_y in random.integers([0, 1, 1, 0, 0], 6, (40, 5)):
+        draw = lambda *shape: sp.random(*shape, 0.5, format="csr", random_state=random)
+        B, A, X, Y = draw(rows, n_x), draw(rows, n_y), draw(of_x, n_x), draw(of_y, n_y)
+        joint = compressed_rows.joint_matrix(B, A, X, Y)
+        np.testing.assert_array_equal(joint.toarray(), sp.block_array([[B, A], [X, None], [None, Y]]).toarray())
+        np.testing.assert_allclose(compressed_rows.row_squares(joint), (joint.toarray() ** 2).sum(axis=1))
+        assert joint.has_sorted_indices

@@ -14,10 +14,15 @@ _FEW_ENTRIES = 20_000
 
 
 def scaled(matrix: Any, left: np.ndarray, right: np.ndarray) -> Any:
-    """Return ``diag(left) matrix diag(right)`` of a compressed sparse matrix, in its own format."""
+    """Return ``diag(left) matrix diag(right)`` of a compressed sparse matrix, in its own format.
+
+    Of sorted entries the places are shared: they are as large as the numbers, or nearly so.
+    """
     outer, inner = (left, right) if matrix.format == "csr" else (right, left)
-    data = matrix.data * np.repeat(outer, np.diff(matrix.indptr)) * inner[matrix.indices]
-    return type(matrix)((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
+    data = matrix.data * np.repeat(outer, np.diff(matrix.indptr))
+    data *= inner[matrix.indices]
+    copy = not matrix.has_sorted_indices
+    return type(matrix)((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=copy)
 
 
 def entries_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -38,7 +43,12 @@ def by_columns(array: np.ndarray) -> sp.csc_matrix:
 
 
 def on_top(parts: Sequence[sp.csr_matrix]) -> sp.csr_matrix:
-    """Return compressed rows on top of each other: a few concatenations, where SciPy would convert each part twice."""
+    """Return compressed rows on top of each other: a few concatenations, where SciPy would convert each part twice.
+
+    Where only one part has rows, it is that part itself.
+    """
+    if len(filled := [part for part in parts if part.shape[0]]) == 1:
+        return filled[0]
     ends = np.cumsum([0, *(part.nnz for part in parts)])
     starts = [part.indptr[:-1] + end for part, end in zip(parts, ends, strict=False)]
     shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
@@ -49,17 +59,21 @@ def on_top(parts: Sequence[sp.csr_matrix]) -> sp.csr_matrix:
 
 def row_squares(matrix: sp.csr_matrix) -> np.ndarray:
     """Return the squared length of each row."""
-    of_row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    return np.bincount(of_row, matrix.data**2, minlength=matrix.shape[0])
+    return _reduced(np.add, matrix, matrix.data**2)
 
 
 def row_largest(matrix: sp.csr_matrix, weights: np.ndarray | None = None) -> np.ndarray:
     """Return the largest absolute entry of each row, the columns weighted; 0 where there is none."""
     sizes = np.abs(matrix.data) if weights is None else np.abs(matrix.data) * weights[matrix.indices]
-    filled, largest = np.diff(matrix.indptr) > 0, np.zeros(matrix.shape[0])
+    return _reduced(np.maximum, matrix, sizes)
+
+
+def _reduced(by: np.ufunc, matrix: sp.csr_matrix, numbers: np.ndarray) -> np.ndarray:
+    """Return one number for the entries of each row; 0 where there is none."""
+    filled, found = np.diff(matrix.indptr) > 0, np.zeros(matrix.shape[0])
     if filled.any():
-        largest[filled] = np.maximum.reduceat(sizes, matrix.indptr[:-1][filled])
-    return largest
+        found[filled] = by.reduceat(numbers, matrix.indptr[:-1][filled])
+    return found
 
 
 def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: sp.csr_matrix) -> sp.csr_matrix:
@@ -71,7 +85,21 @@ def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: 
         array[:count, :n_x], array[:count, n_x:] = B.toarray(), A.toarray()
         array[count:of_sets, :n_x], array[of_sets:, n_x:] = of_x.toarray(), of_y.toarray()
         return sp.csr_matrix(array)
-    matrix = sp.csr_matrix(sp.block_array([[B, A], [of_x, None], [None, of_y]], format="csr"))
+    moved = sp.csr_matrix((of_y.data, of_y.indices + n_x, of_y.indptr), shape=(of_y.shape[0], n_x + n_y))
+    widened = sp.csr_matrix((of_x.data, of_x.indices, of_x.indptr), shape=(of_x.shape[0], n_x + n_y))
+    matrix = on_top([_beside(B, A), widened, moved])
     matrix.eliminate_zeros()
     matrix.sort_indices()
     return matrix
+
+
+def _beside(left: sp.csr_matrix, right: sp.csr_matrix) -> sp.csr_matrix:
+    """Return compressed rows beside each other."""
+    columns, ends = left.shape[1], left.indptr + right.indptr
+    data, indices = np.empty(ends[-1]), np.empty(ends[-1], np.int32)
+    before = np.repeat(right.indptr[:-1], np.diff(left.indptr)), np.repeat(left.indptr[1:], np.diff(right.indptr))
+    for part, shift, extra in ((left, 0, before[0]), (right, columns, before[1])):
+        place = np.arange(part.nnz, dtype=extra.dtype)
+        place += extra
+        data[place], indices[place] = part.data, part.indices + shift
+    return sp.csr_matrix((data, indices, ends), shape=(left.shape[0], columns + right.shape[1]))

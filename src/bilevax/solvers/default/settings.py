@@ -14,6 +14,7 @@ class Sizes:
     smallest_sparse: int = 1500  # from here on sparse, if their entries are few
     entries: float = 20.0  # a variable or row has in a matrix that counts as sparse
     full: float = 0.2  # share of entries from which on an array is the better form of a matrix
+    thin: float = 0.05  # share of entries up to which the rows' compliance is a product of sparse matrices
     smallest_full: int = 150  # below, a matrix is no better as an array
     eigenvalues: int = 400  # up to here a nonconvex dense Hessian is made convex by its eigenvalues
     as_array: int = 1500  # up to here a sparse Hessian is made convex as an array

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from scipy.linalg import lapack
 
 from bilevax._support import clock
+from bilevax.model.compressed_rows import scaled
 from bilevax.model.flat import FlatProblem, LowerDerivatives
 from bilevax.solvers.default.lower.central import KktPoint
 from bilevax.solvers.default.lower.rows import LowerRows, as_array
@@ -180,11 +181,17 @@ class DenseAlgebra(Learning):
             mixed=mixed if mixed.shape[0] * mixed.shape[1] > SIZES.entries_of_an_array else mixed.toarray(),
             rows=rows,
             B=self.rows.B,
-            compliance=_compliance(factor, rows),
+            compliance=_compliance(factor, rows, None if balls else self._thin),
         )
         if not balls:
             self._cached = (hessian, mixed, expansion)
         return expansion
+
+    @functools.cached_property
+    def _thin(self) -> sp.csr_matrix | None:
+        """The rows without their zeros, where these are most of them."""
+        thin = sp.csr_matrix(self.rows.A)
+        return thin if thin.nnz <= SIZES.thin * thin.shape[0] * thin.shape[1] else None
 
     def _is_flat(self, diagonal: np.ndarray, dense: np.ndarray | None) -> bool:
         """Return whether g is hardly curved along some direction, against where it is not steep near a border."""
@@ -197,11 +204,16 @@ class DenseAlgebra(Learning):
         return bool(np.linalg.eigvalsh(dense * np.outer(unit, unit))[0] < ALGEBRA.flat)
 
 
-def _compliance(factor: np.ndarray, rows: np.ndarray) -> np.ndarray | Product:
-    """Return ``R H^-1 R'``: as a product where there are many more rows than variables."""
+def _compliance(factor: np.ndarray, rows: np.ndarray, thin: sp.csr_matrix | None) -> np.ndarray | Product:
+    """Return ``R H^-1 R'``: as a product where there are many more rows than variables.
+
+    Rows with few entries are given as ``thin``, too: with a diagonal H their zeros need not be multiplied.
+    """
     count, size = rows.shape
     if count > max(SIZES.few_rows, 2 * size):
         return Product(rows / np.sqrt(factor) if factor.ndim == 1 else lapack.dtrtrs(factor, rows.T, trans=1)[0].T)
+    if thin is not None and factor.ndim == 1:
+        return (scaled(thin, np.ones(count), 1 / factor) @ thin.T).toarray()
     compliance = rows @ _solve(factor, rows.T)
     return 0.5 * (compliance + compliance.T)
 

@@ -129,8 +129,9 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
     no_row = lambda size: sp.csr_matrix((balls, size))
     c = scale * np.where(scale > 0, upper[origin], lower[origin])
     ones = np.ones(flat.n_x), np.ones(flat.n_y)
-    A = on_top([scaled(A[origin], scale, ones[1]), pick(at_low, -1.0), pick(at_high), no_row(flat.n_y)])
-    B = on_top([scaled(B[origin], scale, ones[0]), sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)])
+    A, B = (part if np.array_equal(origin, np.arange(len(lower))) else part[origin] for part in (A, B))
+    A = on_top([scaled(A, scale, ones[1]), pick(at_low, -1.0), pick(at_high), no_row(flat.n_y)])
+    B = on_top([scaled(B, scale, ones[0]), sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)])
     return LowerRows(
         A=A if sparse else A.toarray(),
         B=B if sparse or B.shape[0] * B.shape[1] > SIZES.entries_of_an_array else B.toarray(),
