@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bilevax.driver.solve import solve
     from bilevax.driver.watch import Progress
     from bilevax.exact.lower_level import LowerSolution, solve_lower_level
-    from bilevax.model.coupling import AffineCoupling, LinearCoupling
+    from bilevax.model.coupling import AffineCoupling, ConvexCoupling, LinearCoupling
     from bilevax.model.problem import BilevelProblem
     from bilevax.model.sets import Ball, Box, Free, NonNegative, Polyhedron, Product, Simplex
     from bilevax.paper import reformulation
@@ -51,7 +51,7 @@ _HOMES = {
     "bilevax.driver.solve": ("solve",),
     "bilevax.driver.watch": ("Progress",),
     "bilevax.exact.lower_level": ("LowerSolution", "solve_lower_level"),
-    "bilevax.model.coupling": ("AffineCoupling", "LinearCoupling"),
+    "bilevax.model.coupling": ("AffineCoupling", "ConvexCoupling", "LinearCoupling"),
     "bilevax.model.problem": ("BilevelProblem",),
     "bilevax.model.sets": ("Ball", "Box", "Free", "NonNegative", "Polyhedron", "Product", "Simplex"),
     "bilevax.proof.status": ("ProofStatus",),
@@ -95,6 +95,7 @@ __all__ = [
     "Box",
     "Certificate",
     "Comparison",
+    "ConvexCoupling",
     "Default",
     "Free",
     "LinearCoupling",

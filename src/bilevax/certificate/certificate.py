@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax._support import clock, html
+from bilevax._support import clock, html, trees
 from bilevax._support.clock import deadline, in_time
 from bilevax._support.hints import names_arguments
+from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax._support.trees import summarise
@@ -23,8 +24,10 @@ from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import Phi, evaluate
+from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, Level, validate
+from bilevax.model.row_functions import upper_rows_of
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,
@@ -59,6 +62,11 @@ class Certificate:
         f's natural unit: the size of an ordinary change of f (see `bilevax.model.scales`).
     x_infeasibility
         Distance of x from X.
+    upper_infeasibility
+        The largest violation of an upper row at (x, y), relative to the size of what is added up there.
+    upper_multipliers
+        Those of the upper rows, in the form in which they were given: ``grad f + upper_multipliers' grad c + ... = 0``,
+        positive only on an active upper side, negative only on an active lower side. None without upper rows.
     hypergradient
         The gradient of Phi at x, or None where Phi has none (a kink, a border).
     stationarity, stationarity_test
@@ -104,6 +112,8 @@ class Certificate:
     value_error: float
     value_unit: float
     x_infeasibility: float
+    upper_infeasibility: float
+    upper_multipliers: PyTree | None
     hypergradient: PyTree | None
     stationarity: float
     stationarity_test: str
@@ -141,6 +151,7 @@ class Certificate:
             "Phi(x) is not a number": not np.isfinite(self.value),
             f"the lower level is solved to {accuracy:.2g} only": not accuracy <= TOLERANCES.lower,
             f"x is outside X by {self.x_infeasibility:.2g}": not self.x_infeasibility <= TOLERANCES.lower,
+            f"an upper row is violated by {self.upper_infeasibility:.2g}": not self._satisfies_upper_rows,
             f"the lower level has several minimisers, over which f differs ({low:.6g} to {high:.6g}), and the one that "
             "counts was not found": not self.value_error <= needed and not self.lower_unique and high - low > needed,
             f"y*(x) is known so badly that Phi(x) may be off by {self.value_error:.2g}": not self.value_error <= needed,
@@ -152,6 +163,10 @@ class Certificate:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
+    def _satisfies_upper_rows(self) -> bool:
+        return self.upper_infeasibility <= TOLERANCES.lower
+
+    @property
     def proves_value(self) -> bool:
         """Whether x is proven feasible and y lower-level optimal (1e-7), whatever is known of stationarity."""
         accuracy = max(self.lower_stationarity, self.lower_infeasibility, self.lower_complementarity)
@@ -161,6 +176,7 @@ class Certificate:
             and np.isfinite(self.value)
             and accuracy <= TOLERANCES.lower
             and self.x_infeasibility <= TOLERANCES.lower
+            and self._satisfies_upper_rows
             and self.value_error <= TOLERANCES.value * (self.value_unit + abs(self.value))
         )
 
@@ -174,6 +190,7 @@ class Certificate:
             ("Phi(x)", f"{self.value:.10g}"),
             ("y*(x)", summarise(self.y)),
             ("lower level", ("feasible; " if self.lower_feasible else "INFEASIBLE; ") + residuals),
+            *([] if self.upper_multipliers is None else [("upper rows", self._upper_rows())]),
             ("g convex in y", self.lower_convexity),
             (
                 "y* unique",
@@ -203,6 +220,10 @@ class Certificate:
         if self.failure is not None:
             lines.insert(0, ("failure", " ".join(filter(None, [self.failure.value, self.remark]))))
         return lines
+
+    def _upper_rows(self) -> str:
+        held = "satisfied" if self._satisfies_upper_rows else "VIOLATED"
+        return f"{held} ({self.upper_infeasibility:.2g}); multipliers {summarise(self.upper_multipliers)}"
 
     def __str__(self) -> str:
         return "Certificate\n" + "\n".join(f"  {key:<13}  {value}" for key, value in self._lines())
@@ -256,8 +277,9 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
     convexity = (in_time(lambda: lower_convexity(flat, x, lower.y)) if feasible else None) or LowerConvexity("unknown")
     gap = in_time(lambda: _penalty_gap(flat, x, lower, phi.value, delta)) if solved and delta is not None else None
     missing = lower.infeasibility if feasible else in_time(lambda: smallest_relaxation_at(flat, x))
+    outside = (in_time(lambda: upper_rows_at(flat, x, lower.y).violation) if solved else None) or 0.0
     complete = clock.remaining() > 0
-    failure, remark = (Status.TIME_LIMIT, "") if found is None else _failure(flat, phi, convexity)
+    failure, remark = (Status.TIME_LIMIT, "") if found is None else _failure(flat, phi, convexity, outside)
     unit = flat.scales.upper
     return Certificate(
         value=phi.value / unit,
@@ -272,6 +294,8 @@ def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: 
         value_error=phi.error / unit,
         value_unit=1 / unit,
         x_infeasibility=flat.x_rows.violation(x),
+        upper_infeasibility=outside,
+        upper_multipliers=_upper_multipliers(flat, quality),
         hypergradient=None if quality.hypergradient is None else flat.gradient_tree(quality.hypergradient),
         stationarity=quality.value,
         stationarity_test=quality.test,
@@ -306,7 +330,18 @@ def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi
     return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
 
 
-def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[Status | None, str]:
+def _upper_multipliers(flat: FlatProblem, quality: Stationarity) -> PyTree | None:
+    """Return the multipliers of the upper rows in the user's units and structure."""
+    problem = flat.problem
+    if not problem.upper_rows:
+        return None
+    shapes = upper_rows_of(problem, Frozen(flat.x_like), Frozen(flat.y_like)).shapes
+    known = quality.upper_multipliers if len(quality.upper_multipliers) else np.full(trees.size(shapes), np.nan)
+    found = trees.unflatten(known / flat.scales.upper, shapes)
+    return found[0] if problem.single_upper_rows else found
+
+
+def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity, outside: float) -> tuple[Status | None, str]:
     """Return why nothing can be proven at x, and details of it; None if something can."""
     names: dict[Level, str] = {"upper": "the upper objective", "lower": "the lower objective"}
     for level, name in names.items():
@@ -314,6 +349,8 @@ def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity) -> tuple[St
             return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
     if convexity.point is not None:
         return Status.LOWER_NOT_CONVEX, f"g curves down at y = {summarise(convexity.point)}."
+    if phi.solved and outside > TOLERANCES.lower:
+        return Status.UPPER_INFEASIBLE, f"an upper row is violated by {outside:.2g}"
     if phi.solved:
         return None, ""
     return _FAILURES[phi.lower.outcome], "" if phi.lower.outcome is not Outcome.INACCURATE else (

@@ -17,14 +17,17 @@ from scipy.optimize import nnls
 
 from bilevax._support import clock
 from bilevax._support.clock import in_time
+from bilevax._support.memory import Frozen
 from bilevax.certificate.settings import CHALLENGE
 from bilevax.certificate.stationarity import Stationarity
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.phi import Phi, Surroundings, evaluate
+from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem
+from bilevax.model.row_functions import upper_rows_of
 from bilevax.model.set_rows import SetRows
 
 
@@ -45,9 +48,11 @@ class Challenge(NamedTuple):
 def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
     """Look for a point around x whose Phi is smaller than the stationarity measured at x allows.
 
-    There is none, anywhere, where f is convex in (x, y) and x is stationary whether y is optimal or not.
+    There is none, anywhere, where f is convex in (x, y) and x is stationary whether y is optimal or not. Points that
+    violate an upper row do not count.
     """
-    if quality.relaxed and flat.upper_is_convex:
+    rows = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+    if quality.relaxed and flat.upper_is_convex and rows.affine:
         return Challenge(0, None)
     tried, lowest, size, around = 0, None, 1 + abs(here.value), Surroundings(flat, x, here.lower)
     allowed = here.error + TOLERANCES.value_rounding * size + quality.scale * quality.radius
@@ -64,7 +69,7 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
         if there is None:
             break  # out of time: what was found before counts
         tried += 1
-        if not there.solved:
+        if not there.solved or (rows.count and upper_rows_at(flat, trial, there.lower.y).violation > 0):
             continue
         if there.value + there.error < here.value - allowed - slope * distance and (
             lowest is None or there.value < lowest.value

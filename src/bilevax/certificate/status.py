@@ -16,6 +16,10 @@ class Status(enum.Enum):
     STALLED = "Stalled: no further progress at this precision. The certificate says how good the answer is."
     DIVERGED = "Diverged: the iterates grew without bound or became NaN. Use smaller step sizes."
     LOWER_INFEASIBLE = "The lower level has no feasible point at the returned x. The certificate says by how much."
+    UPPER_INFEASIBLE = (
+        "An upper row is violated at the returned x: no x that satisfies them all was found. "
+        "The certificate says by how much; start elsewhere, or look whether the rows contradict each other."
+    )
     LOWER_UNBOUNDED = "The lower level has no minimiser at the returned x: it decreases without bound."
     LOWER_NOT_CONVEX = "The lower objective is not convex in y at the returned x, so its minimiser cannot be proven."
     NOT_SMOOTH = (

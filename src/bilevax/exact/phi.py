@@ -29,6 +29,7 @@ from bilevax.exact.response import affine_response
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.spread import value_spread
 from bilevax.exact.tolerances import EXACT_TOLERANCES
+from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
 
 
@@ -207,6 +208,8 @@ def _over_face(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
     which the rows with a multiplier stay active: a polyhedron, over which f is minimised (or maximised) exactly.
     """
     sign, face = _sign(flat), _minimisers(flat, x, lower)
+    if (allowed := _within_upper_rows(flat, x, lower, face)) is not None:
+        lower, face = allowed
     here = flat.value("upper", x, lower.y)
     low, high = (_extreme(flat, x, face, lower, side) for side in (sign, -sign))
     if low is None:
@@ -234,6 +237,30 @@ def _minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Cons
         upper=np.concatenate([np.where(held, image, np.maximum(rows.upper, image)), level]),
         relaxable=0,
     )
+
+
+def _within_upper_rows(
+    flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, face: Constraints
+) -> tuple[ConvexSolution, Constraints] | None:
+    """Return a minimiser of g that satisfies the upper rows, and the set of all of them; None where none is found.
+
+    A leader who counts on the best minimiser counts on the best of those that the upper rows allow; one who fears the
+    worst cannot choose.
+    """
+    rows = upper_rows_at(flat, x, lower.y)
+    if not len(rows.value) or flat.problem.choice != "optimistic":
+        return None
+    shift = rows.value - rows.y @ lower.y
+    both = dataclasses.replace(
+        face,
+        matrix=sp.vstack([face.matrix, rows.y], format="csr"),
+        lower=np.concatenate([face.lower, rows.lower - shift]),
+        upper=np.concatenate([face.upper, rows.upper - shift]),
+    )
+    identity = sp.csc_matrix(sp.eye(flat.n_y))
+    near = Objective(lambda y: 0.5 * float((y - lower.y) @ (y - lower.y)), lambda y: y - lower.y, lambda y: identity)
+    nearest = minimise(near, both, lower.y)
+    return (dataclasses.replace(lower, y=nearest.y), both) if proven(nearest) else None
 
 
 def _extreme(

@@ -12,6 +12,7 @@ from bilevax.convex.curvature import own_units
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
+from bilevax.exact.upper_rows import UpperSides, upper_rows_at
 from bilevax.model.compressed_rows import on_top, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 
@@ -32,6 +33,8 @@ class PointDerivatives:
         Which of them belong to equalities: their multipliers may have any sign.
     normal_slack
         How far x is from those sides.
+    upper
+        The sides of upper rows that are active.
     """
 
     f_x: np.ndarray
@@ -41,6 +44,7 @@ class PointDerivatives:
     normals: sp.csr_matrix
     normal_free: np.ndarray
     normal_slack: np.ndarray
+    upper: UpperSides
 
 
 def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> PointDerivatives:
@@ -52,7 +56,8 @@ def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Poin
         curvature[ball.index] = multiplier
         hessian = hessian + sp.diags(curvature)
     mixed, normals = flat.hessian("lower", "y", "x", x, lower.y), normals_of_x(flat, x, EXACT_TOLERANCES.x_margin)
-    return PointDerivatives(f_x, f_y, sp.csc_matrix(hessian), mixed, *normals)
+    upper = upper_rows_at(flat, x, lower.y).active(EXACT_TOLERANCES.x_margin)
+    return PointDerivatives(f_x, f_y, sp.csc_matrix(hessian), mixed, *normals, upper)
 
 
 def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
@@ -80,11 +85,29 @@ def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.cs
 
 def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:
     """Return the gradient of the piece of Phi on which the rows (a, b) stay active; None where y does not follow x."""
-    solution = solve_kkt(point.hessian, a, np.r_[-point.f_y, np.zeros(a.shape[0])])
+    return _along_piece(point, a, b, point.f_x, point.f_y)
+
+
+def upper_gradients(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> sp.csr_matrix | None:
+    """Return the gradients in x of the active upper rows, one a row, while y follows x on the piece of the rows (a, b).
+
+    None where y does not follow x.
+    """
+    if not point.upper.count:
+        return sp.csr_matrix((0, len(point.f_x)))
+    slopes = _along_piece(point, a, b, point.upper.x.toarray().T, point.upper.y.toarray().T)
+    return None if slopes is None else sp.csr_matrix(slopes.T)
+
+
+def _along_piece(
+    point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix, of_x: np.ndarray, of_y: np.ndarray
+) -> np.ndarray | None:
+    """Return the gradients in x of functions with these gradients in x and y, one a column, while y follows x."""
+    solution = solve_kkt(point.hessian, a, np.concatenate([-of_y, np.zeros((a.shape[0], *of_y.shape[1:]))]))
     if solution is None:
         return None
     w, xi = np.split(solution, [a.shape[1]])
-    return point.f_x + point.mixed.T @ w + b.T @ xi
+    return of_x + point.mixed.T @ w + b.T @ xi
 
 
 def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:

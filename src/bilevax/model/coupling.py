@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -19,7 +19,9 @@ Respond = Callable[..., tuple[tuple[PyTree, ...], tuple[PyTree, ...]]]
 
 
 class Coupling(eqx.Module):
-    """Rows that are affine in (x, y), with the two adjoints."""
+    """Rows that are functions of (x, y), with the two adjoints: affine ones, unless the class says otherwise."""
+
+    affine: ClassVar[bool] = True
 
     @abc.abstractmethod
     def value(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
@@ -156,17 +158,8 @@ class LinearCoupling(Coupling):
         return jax.ShapeDtypeStruct(() if self.scalar else (self.A.shape[1],), np.float64)
 
 
-class AffineCoupling(Coupling):
-    """Rows ``lower <= fn(x, y) <= upper`` given by any affine JAX function.
-
-    Parameters
-    ----------
-    fn
-        ``fn(x, y)``, or ``fn(x, y, data)`` when the problem has data; returns an array or a pytree of arrays. Only
-        the forward map is written: the adjoints come from JAX.
-    lower, upper
-        A number, or a pytree with the structure of what ``fn`` returns whose arrays broadcast to it.
-    """
+class FunctionCoupling(Coupling):
+    """Rows ``lower <= fn(x, y) <= upper`` given by a JAX function; the adjoints come from JAX."""
 
     fn: Callable[..., PyTree]
     lower: PyTree
@@ -178,17 +171,21 @@ class AffineCoupling(Coupling):
             self.lower = trees.map_arrays(trees.host_floats, lower)
             self.upper = trees.map_arrays(trees.host_floats, upper)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"AffineCoupling: expected numbers (or infinities) as bounds: {error}.") from error
+            raise ValueError(f"{self._name}: expected numbers (or infinities) as bounds: {error}.") from error
 
     def __check_init__(self):
         if not callable(self.fn):
-            raise ValueError(f"AffineCoupling: expected a function of (x, y), got {type(self.fn).__name__}.")
+            raise ValueError(f"{self._name}: expected a function of (x, y), got {type(self.fn).__name__}.")
         for side, bound, wrong in (("lower", self.lower, np.inf), ("upper", self.upper, -np.inf)):
             for leaf in filter(trees.is_concrete, jax.tree.leaves(bound)):
                 if np.isnan(leaf).any():
-                    raise ValueError(f"AffineCoupling: expected numbers (or infinities) for {side}, got NaN.")
+                    raise ValueError(f"{self._name}: expected numbers (or infinities) for {side}, got NaN.")
                 if np.any(leaf == wrong):
-                    raise ValueError(f"AffineCoupling: no value satisfies {side} = {wrong}.")
+                    raise ValueError(f"{self._name}: no value satisfies {side} = {wrong}.")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
 
     def value(self, x: PyTree, y: PyTree, data: PyTree) -> PyTree:
         return self.fn(x, y) if data is None else self.fn(x, y, data)
@@ -207,30 +204,12 @@ class AffineCoupling(Coupling):
         )
         return spread(self.lower), spread(self.upper)
 
-    def matrices(self, x: PyTree, y: PyTree, data: PyTree) -> tuple[sp.csr_matrix, sp.csr_matrix, np.ndarray]:
-        zero_x, zero_y = trees.zeros(x), trees.zeros(y)
-        offset = self.value(zero_x, zero_y, data)
-        count = trees.size(offset)
-
-        def matrix(like: PyTree, forward: Callable, adjoint: Callable) -> sp.csr_matrix:
-            size = trees.size(like)
-            # Probe from the narrow side: as few products as the matrix allows.
-            if size <= count:
-                apply = lambda v: trees.flatten(trees.subtract(forward(trees.unflatten(v, like)), offset))
-                return probe_columns(apply, (count, size)).tocsr()
-            apply = lambda u: trees.flatten(adjoint(zero_x, zero_y, data, trees.unflatten(u, offset)))
-            return probe_columns(apply, (size, count)).T
-
-        return (
-            matrix(zero_x, lambda v: self.value(v, zero_y, data), self.adjoint_x),
-            matrix(zero_y, lambda v: self.value(zero_x, v, data), self.adjoint_y),
-            trees.flatten_host(offset),
-        )
-
     def check(self, x: PyTree, y: PyTree, data: PyTree, name: str) -> None:
         try:
             rows = jax.eval_shape(self.value, x, y, data)
         except Exception as error:
+            if isinstance(error, jax.errors.TracerArrayConversionError):
+                raise ValueError(f"{name}: a function of NumPy was called in the rows; use jax.numpy.") from error
             raise ValueError(
                 f"{name}: the function failed on x = {trees.describe(x)} and y = {trees.describe(y)}: "
                 f"{type(error).__name__}: {error}"
@@ -255,6 +234,42 @@ class AffineCoupling(Coupling):
             )
             if np.any(low > high):
                 raise ValueError(f"{name}: expected lower <= upper, got {first_pair(low, high)}.")
+
+
+class AffineCoupling(FunctionCoupling):
+    """Rows ``lower <= fn(x, y) <= upper`` given by any affine JAX function.
+
+    Parameters
+    ----------
+    fn
+        ``fn(x, y)``, or ``fn(x, y, data)`` when the problem has data; returns an array or a pytree of arrays. Only
+        the forward map is written: the adjoints come from JAX.
+    lower, upper
+        A number, or a pytree with the structure of what ``fn`` returns whose arrays broadcast to it.
+    """
+
+    def matrices(self, x: PyTree, y: PyTree, data: PyTree) -> tuple[sp.csr_matrix, sp.csr_matrix, np.ndarray]:
+        zero_x, zero_y = trees.zeros(x), trees.zeros(y)
+        offset = self.value(zero_x, zero_y, data)
+        count = trees.size(offset)
+
+        def matrix(like: PyTree, forward: Callable, adjoint: Callable) -> sp.csr_matrix:
+            size = trees.size(like)
+            # Probe from the narrow side: as few products as the matrix allows.
+            if size <= count:
+                apply = lambda v: trees.flatten(trees.subtract(forward(trees.unflatten(v, like)), offset))
+                return probe_columns(apply, (count, size)).tocsr()
+            apply = lambda u: trees.flatten(adjoint(zero_x, zero_y, data, trees.unflatten(u, offset)))
+            return probe_columns(apply, (size, count)).T
+
+        return (
+            matrix(zero_x, lambda v: self.value(v, zero_y, data), self.adjoint_x),
+            matrix(zero_y, lambda v: self.value(zero_x, v, data), self.adjoint_y),
+            trees.flatten_host(offset),
+        )
+
+    def check(self, x: PyTree, y: PyTree, data: PyTree, name: str) -> None:
+        super().check(x, y, data, name)
         self._check_affine(x, y, data, name)
 
     @np.errstate(all="ignore")  # a function that is not affine may well return NaN at zero
@@ -287,7 +302,29 @@ class AffineCoupling(Coupling):
                     )
 
 
-def as_couplings(coupling: Any) -> tuple[tuple[Coupling, ...], bool]:
+class ConvexCoupling(FunctionCoupling):
+    """Rows ``fn(x, y) <= upper``, every entry smooth in (x, y) and, on the lower level, convex in y.
+
+    Parameters
+    ----------
+    fn
+        ``fn(x, y)``, or ``fn(x, y, data)`` when the problem has data; returns an array or a pytree of arrays. Rows that
+        are affine in y with a matrix that depends on x are among them. Among the ``upper_rows`` of a problem any
+        smooth function will do, one of x alone included.
+    upper
+        A number, or a pytree with the structure of what ``fn`` returns whose arrays broadcast to it.
+    """
+
+    affine: ClassVar[bool] = False
+
+    def __init__(self, fn: Callable[..., PyTree], upper: PyTree = 0.0):
+        super().__init__(fn, upper=upper)
+
+    def matrices(self, x: PyTree, y: PyTree, data: PyTree) -> tuple[sp.csr_matrix, sp.csr_matrix, np.ndarray]:
+        raise NotImplementedError("convex rows have matrices only at a point: see `bilevax.model.tangent`")
+
+
+def as_couplings(coupling: Any, name: str = "coupling") -> tuple[tuple[Coupling, ...], bool]:
     """Return the couplings as a tuple, and whether a single one was given (its multipliers then stand alone)."""
     if coupling is None:
         return (), False
@@ -296,5 +333,6 @@ def as_couplings(coupling: Any) -> tuple[tuple[Coupling, ...], bool]:
     if isinstance(coupling, list | tuple) and all(isinstance(part, Coupling) for part in coupling):
         return tuple(coupling), False
     raise ValueError(
-        f"coupling: expected a LinearCoupling, an AffineCoupling or a sequence of them, got {type(coupling).__name__}."
+        f"{name}: expected a LinearCoupling, an AffineCoupling, a ConvexCoupling or a sequence of them, "
+        f"got {type(coupling).__name__}."
     )

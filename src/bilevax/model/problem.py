@@ -29,7 +29,8 @@ class BilevelProblem(eqx.Module):
         JAX functions ``fn(x, y)``, or ``fn(x, y, data)`` when ``data`` is given, that return a scalar. ``lower`` has to
         be convex in y.
     coupling
-        The rows ``lower <= B x + A y <= upper``: a `LinearCoupling`, an `AffineCoupling`, a sequence of them, or None.
+        The rows ``lower <= B x + A y <= upper``: a `LinearCoupling`, an `AffineCoupling`, a `ConvexCoupling` (rows that
+        are not affine, but convex in y), a sequence of them, or None.
     x_set, y_set
         The sets X and Y.
     data
@@ -39,6 +40,9 @@ class BilevelProblem(eqx.Module):
     choice
         Which minimiser counts where the lower level has several: ``"optimistic"``, the one with the least f (the
         leader's best), or ``"pessimistic"``, the one with the largest. Phi(x) is f there.
+    upper_rows
+        What the leader has to satisfy at (x, y*(x)), beside x in X: rows of the same classes as ``coupling``, which the
+        lower level knows nothing of. A `ConvexCoupling` there need only be smooth.
     """
 
     upper: Callable[..., Float[Array, ""]]
@@ -48,7 +52,9 @@ class BilevelProblem(eqx.Module):
     y_set: ConvexSet
     data: PyTree
     y_like: PyTree
+    upper_rows: tuple[Coupling, ...]
     single_coupling: bool = eqx.field(static=True)
+    single_upper_rows: bool = eqx.field(static=True)
     choice: Choice = eqx.field(static=True)
 
     def __init__(
@@ -61,6 +67,7 @@ class BilevelProblem(eqx.Module):
         data: PyTree = None,
         y_like: PyTree = None,
         choice: Choice = "optimistic",
+        upper_rows: Any = None,
     ):
         self.upper = upper
         self.lower = lower
@@ -70,6 +77,7 @@ class BilevelProblem(eqx.Module):
         self.data = jax.tree.map(_host_data, data)
         self.y_like = None if y_like is None else trees.map_arrays(_as_shape, y_like)
         self.choice = choice
+        self.upper_rows, self.single_upper_rows = as_couplings(upper_rows, "upper_rows")
 
     def __check_init__(self):
         for name in ("upper", "lower"):
@@ -131,6 +139,11 @@ class BilevelProblem(eqx.Module):
     def _adjoint(self, like: PyTree, maps: list[Callable], x: PyTree, y: PyTree, multipliers: tuple[PyTree, ...]):
         images = [adjoint(x, y, self.data, part) for adjoint, part in zip(maps, multipliers, strict=True)]
         return _total(like, images)
+
+    @property
+    def curved(self) -> bool:
+        """Whether some row of the lower level is not affine."""
+        return not all(part.affine for part in self.coupling)
 
     def unwrap_rows(self, rows: tuple[PyTree, ...]) -> PyTree:
         """Return rows (or multipliers) as the user wrote the coupling: alone, or one entry a coupling."""
@@ -196,11 +209,14 @@ def validate(
 def _check_functions(problem: BilevelProblem, x_like: Frozen, y_like: Frozen, dtype: Any) -> None:
     """Check the rows and the objectives of a problem for variables of these shapes."""
     with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
-        parts = (problem.coupling, (problem.upper, problem.lower), problem.data)
-        coupling, objectives, data = place(parts, dtype)
-        for index, part in enumerate(coupling):
-            name = "coupling" if problem.single_coupling else f"coupling[{index}]"
-            part.check(x_like.tree, y_like.tree, data, name)
+        parts = (problem.coupling, problem.upper_rows, (problem.upper, problem.lower), problem.data)
+        coupling, upper_rows, objectives, data = place(parts, dtype)
+        for name, rows, single in (
+            ("coupling", coupling, problem.single_coupling),
+            ("upper_rows", upper_rows, problem.single_upper_rows),
+        ):
+            for index, part in enumerate(rows):
+                part.check(x_like.tree, y_like.tree, data, name if single else f"{name}[{index}]")
     for name, objective in zip(("upper", "lower"), objectives, strict=True):
         _check_objective(name, objective, x_like.tree, y_like.tree, data)
 
@@ -224,7 +240,7 @@ def _y_shapes(problem: BilevelProblem, x0: PyTree, y0: PyTree, dtype: Any) -> Py
     told += [problem.y_like] if problem.y_like is not None else []
     if y0 is not None and problem.y_like is not None and _shape_key(told[0]) != _shape_key(told[1]):
         raise ValueError(f"y0: expected {trees.describe(problem.y_like)} as in y_like, got {trees.describe(y0)}.")
-    told += [shape for part in problem.coupling if (shape := part.y_like()) is not None]
+    told += [shape for part in (*problem.coupling, *problem.upper_rows) if (shape := part.y_like()) is not None]
     told += [shape] if (shape := problem.y_set.like()) is not None else []
     found = told[0] if told else _smallest_y(problem, x0)
     if found is None:

@@ -8,20 +8,21 @@ from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives
 
 
-def distance_to_cone(gradient: np.ndarray, point: PointDerivatives) -> float:
-    """Return the distance of ``-gradient`` from the normal cone of X."""
-    if point.normals.shape[0] == 0:
-        return float(np.linalg.norm(gradient))
-    n_x, normals = len(gradient), point.normals
+def distance_to_cone(gradient: np.ndarray, normals: sp.csr_matrix, free: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the distance of ``-gradient`` from a cone of normals, and their weights, any sign where ``free``."""
+    if normals.shape[0] == 0:
+        return float(np.linalg.norm(gradient)), np.zeros(0)
+    n_x = len(gradient)
     if np.all(np.diff(normals.indptr) == 1) and len(np.unique(normals.indices)) == normals.shape[0]:
         # Bounds of different entries: their normals are orthogonal, and each takes what it can of the gradient.
         push = -(normals @ gradient)
-        push = np.where(point.normal_free, push, np.maximum(push, 0.0))
-        return float(np.linalg.norm(gradient + normals.T @ push))
-    equations = [(sp.hstack([sp.eye(n_x), -point.normals.T]), gradient)]
-    nonnegative = np.flatnonzero(~point.normal_free) + n_x
-    answer = least_norm(n_x, n_x + point.normals.shape[0], equations, nonnegative)
-    return float(np.linalg.norm(gradient)) if answer is None else answer.distance
+        push = np.where(free, push, np.maximum(push, 0.0))
+        return float(np.linalg.norm(gradient + normals.T @ push)), push
+    equations = [(sp.hstack([sp.eye(n_x), -normals.T]), gradient)]
+    answer = least_norm(n_x, n_x + normals.shape[0], equations, np.flatnonzero(~free) + n_x)
+    if answer is None:
+        return float(np.linalg.norm(gradient)), np.zeros(normals.shape[0])
+    return answer.distance, answer.unknowns[n_x:]
 
 
 def hull_distance(point: PointDerivatives, active: ActiveRows, pieces: np.ndarray) -> float | None:

@@ -13,9 +13,10 @@ from bilevax.certificate.tolerances import TOLERANCES
 
 @dataclasses.dataclass(frozen=True)
 class LeastNorm:
-    """The least norm, with the solution's residual added, and the dual variables of the equations and of the signs."""
+    """The least norm, with the solution's residual added; the unknowns; the duals of the equations and of the signs."""
 
     distance: float
+    unknowns: np.ndarray
     of_equations: np.ndarray
     of_signs: np.ndarray
 
@@ -61,4 +62,4 @@ def least_norm(
         return None
     distance = float(np.linalg.norm(solution[:leading]) + wrong) * scale
     split = matrix.shape[0]
-    return LeastNorm(distance, dual[:split], dual[split : split + signs.shape[0]])
+    return LeastNorm(distance, scale * solution, dual[:split], dual[split : split + signs.shape[0]])

@@ -22,6 +22,8 @@ if some (w, xi) with ``H w + a' xi = -grad_y f`` puts ``-(grad_x f + G' w + b' x
 Then no direction descends. Combinations of rows with a' xi = 0 are the normals of {x : the lower level is feasible}, so
 that its border is covered as well. The distance is the least violation of these conditions.
 
+What the leader has to satisfy at (x, y*(x)), the upper rows, counts like X: their normals have a part in y as well.
+
 Most of all where w = 0 will do (`relaxed`): with many more active rows than variables that is looked at first.
 
 *Strong in branches*: the conditions of weakly active rows are sufficient, but not necessary, since in any direction
@@ -43,6 +45,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
 from bilevax._support.clock import OutOfTime
 from bilevax.certificate.settings import STATIONARITY
@@ -62,7 +65,9 @@ from bilevax.exact.active_rows import (
     smallest_singular_value,
     unit_rows,
 )
-from bilevax.exact.sensitivity import PointDerivatives, derivatives, normals_of_x, piece_gradient
+from bilevax.exact.sensitivity import PointDerivatives, derivatives, normals_of_x, piece_gradient, upper_gradients
+from bilevax.exact.upper_rows import upper_rows_at
+from bilevax.model.compressed_rows import on_top
 from bilevax.model.flat import FlatProblem
 
 
@@ -88,6 +93,8 @@ class Stationarity:
         Whether every active row has a positive multiplier, and the smallest of max(slack, multiplier) over the rows.
     relaxed
         Whether x is stationary even if y need not be optimal for the lower level: see `relaxed`.
+    upper_multipliers
+        Those of all upper rows, ``grad f + upper_multipliers' grad c + ... = 0``: f in natural units, c in the user's.
     """
 
     value: float
@@ -101,6 +108,7 @@ class Stationarity:
     strict_complementarity: bool
     complementarity_margin: float
     relaxed: bool = False
+    upper_multipliers: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationarity:
@@ -114,8 +122,9 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         active = active_rows(flat, x, lower, rows, margin)
         if margin.coupled >= TOLERANCES.wide_margin:
             normals, free, slack = normals_of_x(flat, x, margin.coupled)
-            point = dataclasses.replace(point, normals=normals, normal_free=free, normal_slack=slack)
-        key = (active.a.shape[0], active.weak.tobytes(), point.normals.shape[0])
+            upper = upper_rows_at(flat, x, lower.y).active(margin.coupled)
+            point = dataclasses.replace(point, normals=normals, normal_free=free, normal_slack=slack, upper=upper)
+        key = (active.a.shape[0], active.weak.tobytes(), point.normals.shape[0], point.upper.count)
         if key in seen:
             continue
         seen.add(key)
@@ -133,7 +142,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
             # LICQ, complementarity and the like stay those of the tightest margin; only the distance improves.
             test = f"{result.test}, {_describe(margin)}"
             better = {"value": result.value, "radius": result.radius, "test": test, "relaxed": result.relaxed}
-            best = dataclasses.replace(best, **better)
+            best = dataclasses.replace(best, **better, upper_multipliers=result.upper_multipliers)
         if max(best.value, best.radius) <= TOLERANCES.settled:
             break
     assert best is not None
@@ -162,6 +171,7 @@ class _Distance(NamedTuple):
     pieces: tuple[np.ndarray, ...]
     hypergradient: np.ndarray | None
     strict: bool
+    upper: np.ndarray
     relaxed: bool = False
 
 
@@ -170,15 +180,17 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, uniqu
     smallest = smallest_singular_value(active.a)
     independent = smallest > TOLERANCES.independent
     if active.a.shape[0] > max(STATIONARITY.many_rows, active.a.shape[1]) and (found := _at_once(point, active)):
-        return _result(found, active, smallest, gap)
+        return _result(found, point, active, smallest, gap)
     unique = np.ones(len(active.weak), bool) if independent else unique_multipliers(active.a)
     smooth = unique_y and unique.all() and not active.weak.any()
     gradient = piece_gradient(point, active.a, active.b) if smooth else None
-    found = _on_kink(point, active, unique) if gradient is None else _on_piece(point, gradient)
-    return _result(found, active, smallest, gap)
+    slopes = None if gradient is None else upper_gradients(point, active.a, active.b)
+    on_kink = gradient is None or slopes is None
+    found = _on_kink(point, active, unique) if on_kink else _on_piece(point, gradient, slopes)
+    return _result(found, point, active, smallest, gap)
 
 
-def _result(found: _Distance, active: ActiveRows, smallest: float, gap: float) -> Stationarity:
+def _result(found: _Distance, point: PointDerivatives, active: ActiveRows, smallest: float, gap: float) -> Stationarity:
     return Stationarity(
         value=found.distance / found.scale,
         radius=np.inf,
@@ -191,21 +203,24 @@ def _result(found: _Distance, active: ActiveRows, smallest: float, gap: float) -
         strict_complementarity=found.strict,
         complementarity_margin=gap,
         relaxed=found.relaxed,
+        upper_multipliers=point.upper.multipliers(found.upper),
     )
 
 
 def _at_once(point: PointDerivatives, active: ActiveRows) -> _Distance | None:
     """Return the result of the strong test with w = 0, where that settles it."""
-    distance, scale = relaxed_distance(point, active), 1 + float(np.linalg.norm(point.f_x))
+    (distance, upper), scale = relaxed_distance(point, active), 1 + float(np.linalg.norm(point.f_x))
     if not distance <= TOLERANCES.settled * scale:
         return None
-    return _Distance(distance, scale, "strong with w = 0", (), None, not active.weak.any(), relaxed=True)
+    return _Distance(distance, scale, "strong with w = 0", (), None, not active.weak.any(), upper, relaxed=True)
 
 
-def _on_piece(point: PointDerivatives, gradient: np.ndarray) -> _Distance:
-    """Return the result of the smooth test, given the gradient of the only piece."""
+def _on_piece(point: PointDerivatives, gradient: np.ndarray, slopes: sp.csr_matrix) -> _Distance:
+    """Return the result of the smooth test, given the gradients of Phi and of the upper rows on the only piece."""
     scale = 1 + float(np.linalg.norm(gradient))
-    return _Distance(distance_to_cone(gradient, point), scale, "smooth", (gradient,), gradient, True)
+    normals, free = on_top([point.normals, slopes]), np.concatenate([point.normal_free, point.upper.free])
+    distance, weights = distance_to_cone(gradient, normals, free)
+    return _Distance(distance, scale, "smooth", (gradient,), gradient, True, weights[len(point.normal_free) :])
 
 
 def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray) -> _Distance:
@@ -214,7 +229,7 @@ def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray) ->
     weak, sometimes = multipliers.resolve(unique)
     scale = _scale(point, active, weak)
     system = strong_system(point, active, weak, sometimes)
-    distance, branches = strong_distance(system, TOLERANCES.settled * scale, multipliers.can_vanish)
+    distance, branches, upper = strong_distance(system, TOLERANCES.settled * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
     settled = distance <= TOLERANCES.settled * scale
     pieces, complete = [], False
@@ -222,13 +237,14 @@ def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray) ->
         pieces, complete = adjacent_pieces(point, active, weak, unique)
     gradients = tuple(piece.gradient for piece in pieces)
     common = common_gradient(pieces) if complete and unique.all() else None
-    if not settled and pieces and complete:
+    if not settled and pieces and complete and not point.upper.count:
         hull = hull_distance(point, active, np.array(gradients))
         scale = 1 + max(float(np.linalg.norm(gradient)) for gradient in gradients)
         if hull is not None:
             hull = max(hull, steepest_descent(point, pieces))
             distance, test = min((distance, test), (hull, f"hull of {len(pieces)} pieces"))
-    return _Distance(distance, scale, test, gradients if common is None else (common,), common, not weak.any())
+    shown = gradients if common is None else (common,)
+    return _Distance(distance, scale, test, shown, common, not weak.any(), upper)
 
 
 def _scale(point: PointDerivatives, active: ActiveRows, weak: np.ndarray) -> float:

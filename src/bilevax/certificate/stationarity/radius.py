@@ -18,19 +18,18 @@ def radius(point: PointDerivatives, active: ActiveRows, multipliers: bool = True
 
     To first order y and the multipliers follow a step dx by ``mixed dx + H dy + a' dl = 0``. The step closes the slack
     of every active row, ``a dy + b dx = slack``, takes the multipliers of weakly active rows to zero,
-    ``dl = -multiplier``, and moves x onto the sides of X that count as active. Where no step does all of this, what is
-    missing is added to the length, with a large weight. A test that does not look at ``multipliers`` asks nothing of
-    them.
+    ``dl = -multiplier``, and moves x onto the sides of X, and (x, y) onto those of upper rows, that count as active.
+    Where no step does all of this, what is missing is added to the length, with a large weight. A test that does not
+    look at ``multipliers`` asks nothing of them.
     """
     slack, excess = active.slack, np.where(active.weak & multipliers, active.multiplier, 0.0)
-    if (
-        max(slack.max(initial=0.0), excess.max(initial=0.0), point.normal_slack.max(initial=0.0))
-        <= TOLERANCES.exactly_zero
-    ):
+    normal_slack, upper = np.concatenate([point.normal_slack, point.upper.slack]), point.upper
+    if max(part.max(initial=0.0) for part in (slack, excess, normal_slack)) <= TOLERANCES.exactly_zero:
         return 0.0
-    if not multipliers and (bound := _bound(point, active)) <= TOLERANCES.settled:
+    if not (multipliers or upper.count) and (bound := _bound(point, active)) <= TOLERANCES.settled:
         return bound
-    n_x, n_y, count, cone = len(point.f_x), len(point.f_y), len(slack), point.normals.shape[0]
+    n_x, n_y, count, cone = len(point.f_x), len(point.f_y), len(slack), len(normal_slack)
+    sides = sp.vstack([point.normals, upper.x]), sp.vstack([sp.csr_matrix((len(point.normal_slack), n_y)), upper.y])
     weak = np.flatnonzero(active.weak & multipliers)
     fitted = count + len(weak) + cone
     misfit, zero = sp.eye(fitted, format="csr") / TOLERANCES.misfit_weight, sp.csr_matrix
@@ -43,7 +42,7 @@ def radius(point: PointDerivatives, active: ActiveRows, multipliers: bool = True
             sp.hstack([zero((len(weak), n_x)), misfit[count : count + len(weak)], zero((len(weak), n_y)), of_weak]),
             -excess[weak],
         ),
-        (sp.hstack([point.normals, misfit[count + len(weak) :], zero((cone, n_y + count))]), point.normal_slack),
+        (sp.hstack([sides[0], misfit[count + len(weak) :], sides[1], zero((cone, count))]), normal_slack),
     ]
     size = max(np.abs(right).max(initial=0.0) for _, right in equations)
     scaled = [(left, right / size) for left, right in equations]

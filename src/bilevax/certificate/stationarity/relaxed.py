@@ -16,18 +16,20 @@ from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives
 
 
-def relaxed_distance(point: PointDerivatives, active: ActiveRows) -> float:
-    """Return how far x is from strongly stationary with w = 0: an upper bound of the strong distance.
+def relaxed_distance(point: PointDerivatives, active: ActiveRows) -> tuple[float, np.ndarray]:
+    """Return how far x is from strongly stationary with w = 0, and the multipliers of the active upper rows there.
+
+    The distance is an upper bound of the strong one.
 
     It is infinite where most rows cannot be eliminated with an entry of x of their own: others have the strong test.
     """
-    normals = point.normals
-    rows = sp.block_array([[active.b, active.a], [normals, None]], format="csr")
-    free = np.concatenate([active.equality, point.normal_free])
+    upper = point.upper
+    rows = sp.block_array([[active.b, active.a], [upper.x, upper.y], [point.normals, None]], format="csr")
+    free = np.concatenate([active.equality, upper.free, point.normal_free])
     gradient = np.concatenate([point.f_x, point.f_y])
     parts = split(sp.eye(len(gradient), format="csr"), rows)
     if parts is None:
-        return np.inf
+        return np.inf, np.zeros(upper.count)
     # The projection of minus the gradient onto the cone of directions: rows that it would leave are let go.
     size = 1 + np.abs(gradient).max()
     held, left, multiplier = np.ones(len(free), bool), gradient, np.zeros(len(free))
@@ -46,4 +48,5 @@ def relaxed_distance(point: PointDerivatives, active: ActiveRows) -> float:
     left = gradient + rows.T @ multiplier
     n_x = len(point.f_x)
     # What is left in y would be a violated condition, and counts as such.
-    return float(np.hypot(np.linalg.norm(left[:n_x]), TOLERANCES.misfit_weight * np.linalg.norm(left[n_x:])))
+    distance = float(np.hypot(np.linalg.norm(left[:n_x]), TOLERANCES.misfit_weight * np.linalg.norm(left[n_x:])))
+    return distance, multiplier[len(active.equality) :][: upper.count]

@@ -47,7 +47,7 @@ class StrongSystem:
     They are ``hessian w + a' xi = -f_y``, the signs of ``a w - compliance xi + response`` and of xi that each row's
     ``kind`` asks for, and ``f_x + mixed' w + b' xi + (a normal of X) = 0``, whose residual is the distance. With w
     eliminated ``hessian``, ``mixed`` and ``a`` are empty; otherwise ``compliance`` and ``response`` are zero.
-    ``origin`` says which active rows these are.
+    ``origin`` says which active rows these are. Active upper rows act as normals that have a part in y, too.
     """
 
     f_x: np.ndarray
@@ -62,6 +62,9 @@ class StrongSystem:
     origin: np.ndarray
     normals: sp.csr_matrix
     normal_free: np.ndarray
+    upper_x: sp.csr_matrix
+    upper_y: sp.csr_matrix
+    upper_free: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +78,13 @@ class _Answer:
     distance: float
     clash: np.ndarray
     opened: np.ndarray
+    upper: np.ndarray
 
 
 def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray) -> StrongSystem:
     """Return the conditions at a point, given which rows are weakly active, and which are sometimes strongly active."""
     kind = np.where(active.equality, STRONG, np.where(sometimes, SOMETIMES_STRONG, np.where(weak, WEAK, STRONG)))
-    if active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
+    if not point.upper.count and active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
         kink = eliminate(point, active, kind != STRONG)
         if kink is not None:
             return _eliminated(point, kink, kind)
@@ -103,6 +107,9 @@ def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> Strong
         origin=origin,
         normals=point.normals,
         normal_free=point.normal_free,
+        upper_x=point.upper.x,
+        upper_y=empty((0, 0)),
+        upper_free=point.upper.free,
     )
 
 
@@ -132,11 +139,18 @@ def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> St
         origin=np.flatnonzero(kept),
         normals=point.normals,
         normal_free=point.normal_free,
+        upper_x=point.upper.x,
+        upper_y=sp.csr_matrix(point.upper.y[:, movable] @ unit),
+        upper_free=point.upper.free,
     )
 
 
-def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.ndarray], bool]) -> tuple[float, int]:
-    """Return the distance from strong stationarity, after branching where it is above ``good``; and how many programs.
+def strong_distance(
+    system: StrongSystem, good: float, can_vanish: Callable[[np.ndarray], bool]
+) -> tuple[float, int, np.ndarray]:
+    """Return the distance from strong stationarity, how many programs it took, and the upper rows' multipliers.
+
+    It branches where the distance is above ``good``.
 
     The branch with the largest distance is split next, until that distance is below ``good``, its dual direction is one
     in which y can respond, or the work is spent. In such a direction every row gets slack or a multiplier, not both,
@@ -151,13 +165,13 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
     while True:
         _, _, answer, kind = queue[0]
         if answer.distance <= good or solved >= limit or clock.remaining() <= 0:
-            return answer.distance, solved
+            return answer.distance, solved, answer.upper
         gone = (system.kind == SOMETIMES_STRONG) & np.isin(kind, (WEAK, STAYS_ACTIVE, GETS_SLACK))
         split = answer.clash
         if not split.any() and answer.opened.any() and not can_vanish(system.origin[gone | (answer.opened > 0)]):
             split = answer.opened
         if not split.any():
-            return answer.distance, solved
+            return answer.distance, solved, answer.upper
         heapq.heappop(queue)
         row = int(np.argmax(split))
         for side in _BRANCHES_OF[int(kind[row])]:
@@ -175,24 +189,26 @@ def strong_distance(system: StrongSystem, good: float, can_vanish: Callable[[np.
 def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
     """Solve the program of one branch, whose rows are of these kinds."""
     n_x, n_y, count, cone = len(system.f_x), len(system.f_y), len(kind), system.normals.shape[0]
-    zero = sp.csr_matrix
+    zero, upper = sp.csr_matrix, len(system.upper_free)
     counted = np.flatnonzero(kind != GETS_SLACK)  # rows with a w = 0 or a w >= 0
     nonnegative = np.isin(kind[counted], (WEAK, STAYS_ACTIVE))  # those with a w >= 0
     signed = np.isin(kind, (SOMETIMES_STRONG, WEAK, GETS_SLACK))  # rows with xi >= 0
-    # Unknowns: the residual in x, a misfit, then w, xi, the normals of X, and a w where it may be positive.
+    # Unknowns: the residual in x, a misfit, then w, xi, the normals of X, those of the upper rows, and a w where it may
+    # be positive.
     above = sp.eye(len(counted), format="csc")[:, nonnegative]
     width = above.shape[1]
 
     def attempt(misfit: int) -> LeastNorm | None:
         soft = sp.eye(n_y + len(counted), misfit, format="csr") / TOLERANCES.misfit_weight
-        along_x = [sp.eye(n_x), zero((n_x, misfit)), -system.mixed.T, -system.b.T, -system.normals.T]
-        along_y = [zero((n_y, n_x)), soft[:n_y], system.hessian, system.a.T, zero((n_y, cone + width))]
+        along_x = [sp.eye(n_x), zero((n_x, misfit)), -system.mixed.T, -system.b.T, -system.normals.T, -system.upper_x.T]
+        along_y = [zero((n_y, n_x)), soft[:n_y], system.hessian, system.a.T, zero((n_y, cone))]
+        along_y += [system.upper_y.T if n_y else zero((0, upper)), zero((n_y, width))]
         of_rows = [
             zero((len(counted), n_x)),
             soft[n_y:],
             system.a[counted],
             -system.compliance[counted],
-            zero((len(counted), cone)),
+            zero((len(counted), cone + upper)),
             -above,
         ]
         equations = [
@@ -201,14 +217,15 @@ def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
             (sp.hstack(of_rows), -system.response[counted]),
         ]
         leading = n_x + misfit
-        signs = np.concatenate([np.zeros(n_y, bool), signed, ~system.normal_free, np.ones(width, bool)])
+        bounded = ~system.normal_free, ~system.upper_free
+        signs = np.concatenate([np.zeros(n_y, bool), signed, *bounded, np.ones(width, bool)])
         return least_norm(leading, leading + len(signs), equations, leading + np.flatnonzero(signs))
 
     # Where the conditions contradict each other they may be violated, which counts as part of the distance. In the dual
     # program that bounds |v| and |theta| along with |d|.
     answer = attempt(0) or attempt(n_y + len(counted))
     if answer is None:
-        return _Answer(np.inf, np.zeros(count), np.zeros(count))
+        return _Answer(np.inf, np.zeros(count), np.zeros(count), np.zeros(upper))
     slack, multiplier = np.zeros(count), np.zeros(count)
     slack[signed] = np.maximum(answer.of_signs[: signed.sum()], 0.0)
     multiplier[counted] = np.abs(answer.of_equations[n_x + n_y :])
@@ -216,4 +233,6 @@ def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
     both = np.minimum(opening, multiplier / (1 + multiplier.max(initial=0.0)))
     clash = np.isin(kind, (SOMETIMES_STRONG, WEAK)) & (both > TOLERANCES.complementary)
     opened = (kind == SOMETIMES_STRONG) & (opening > TOLERANCES.complementary)
-    return _Answer(answer.distance, np.where(clash, slack * multiplier, 0.0), np.where(opened, slack, 0.0))
+    ends = len(answer.unknowns) - width
+    of_upper = answer.unknowns[ends - upper : ends]
+    return _Answer(answer.distance, np.where(clash, slack * multiplier, 0.0), np.where(opened, slack, 0.0), of_upper)

@@ -192,3 +192,18 @@ EXACT = Exact()
 RESTORATION = Restoration()
 RELAXATION = Relaxation()
 PROGRAMS = Programs()
+
+
+@dataclasses.dataclass(frozen=True)
+class UpperRowsSettings:
+    """The rounds of the augmented Lagrangian for upper rows."""
+
+    rounds: int = 40  # rounds in all
+    first_price: float = 10.0  # the first price of a violation, in natural units of f and the rows
+    dearer: float = 10.0  # by what the price rises
+    fall: float = 0.25  # a round leaves at most this part of a violation, or the price rises
+    satisfied: float = 1e-9  # rows hold if they are violated by at most this, relative to the rows' values
+    still: float = 1e-2  # multipliers are at rest if they change by at most this part of rtol
+
+
+UPPER_ROWS = UpperRowsSettings()

@@ -6,7 +6,8 @@
    is optimal for the lower level there, x is a global minimiser (f convex).
 4. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
 5. *Exact descent*: from there, from the high-point relaxation and from the start, descend on the exact pieces of Phi.
-6. Return the best. The certificate, which shares none of this code, is the driver's business.
+6. Return the best. Where there are upper rows, all of this is one round of an augmented Lagrangian (`upper_rows`).
+   The certificate, which shares none of this code, is the driver's business.
 
 The linear algebra is dense or sparse (`direct`), or there is none at all (`sweeping`).
 """
@@ -28,6 +29,7 @@ from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import HYPERGRADIENT, SIZES
 from bilevax.solvers.default.sweeping import search_by_sweeps
+from bilevax.solvers.default.upper_rows import UpperRowsSearch
 from bilevax.solvers.diary import Diary
 
 Variant = Literal["auto", "direct", "first-order"]
@@ -69,13 +71,18 @@ class Default(HostSolver):
 
         An earlier answer, known by its ``multipliers``, skips the smoothing: they tell which rows are active.
         """
+        diary = Diary() if diary is None else diary
+        if flat.problem.upper_rows:
+            inner = lambda flat, x, y, known: self.search(flat, x, y, rtol, known)
+            yield from UpperRowsSearch(flat, inner, x0, y0, rtol).search(x0, y0, diary)
+            return
         if self.variant != "first-order":
             with blas_threads(flat.n_y):
                 flat = equilibrated(flat, flat.x_tree(x0), None if y0 is None else flat.y_tree(y0))
         scales = flat.scales
         in_units = None if multipliers is None else multipliers / scales.rows * scales.lower
         start = x0 / scales.x, None if y0 is None else y0 / scales.y
-        for found in self._search(flat, *start, rtol, in_units, Diary() if diary is None else diary):
+        for found in self._search(flat, *start, rtol, in_units, diary):
             if found.final:
                 found = found._replace(x=_without_dust(flat, found.x))
             yield found._replace(x=found.x * scales.x, y=found.y * scales.y, value=found.value / scales.upper)

@@ -1,0 +1,115 @@
+"""Upper rows by the augmented Lagrangian: a sequence of problems without them, each solved by the method itself.
+
+The problem of a round minimises f plus, for each row ``lower <= c(x, y) <= upper`` of unit length,
+
+    price / 2 * (t - the nearest number in [lower, upper])^2,    t = c + multiplier / price,
+
+a smooth function; the next multiplier is ``price * (t - that number)``. Where the multipliers come to rest and the rows
+hold, x is stationary under the rows. The price rises while violations do not fall fast enough.
+"""
+
+import dataclasses
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bilevax._support import trees
+from bilevax._support.division import positive
+from bilevax._support.memory import Frozen
+from bilevax.model.compressed_rows import row_squares, scaled
+from bilevax.model.coupling import Coupling
+from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.row_functions import RowFunctions, upper_rows_of
+from bilevax.model.tangent import replaced
+from bilevax.solvers.base import Snapshot
+from bilevax.solvers.default.settings import UPPER_ROWS
+from bilevax.solvers.diary import Diary
+
+Search = Callable[[FlatProblem, np.ndarray, np.ndarray | None, np.ndarray | None], Iterator[Snapshot]]
+
+
+class Penalised(eqx.Module):
+    """An upper objective with the price of violated upper rows."""
+
+    upper: Any
+    rows: tuple[Coupling, ...]
+    weight: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    multiplier: np.ndarray
+    price: np.ndarray
+
+    def __call__(self, x: PyTree, y: PyTree, *data: PyTree) -> Any:
+        values = [part.value(x, y, data[0] if data else None) for part in self.rows]
+        shifted = self.weight * trees.flatten(values) + self.multiplier / self.price
+        beyond = shifted - jnp.clip(shifted, self.low, self.high)
+        return self.upper(x, y, *data) + 0.5 * self.price * jnp.sum(beyond * beyond)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """Where the rounds stand: the point, the rows' multipliers and price, and the largest violation at the point."""
+
+    x: np.ndarray
+    y: np.ndarray | None
+    multiplier: np.ndarray
+    price: float
+    violation: float
+    converged: bool = False
+    settled: bool = False
+
+
+class UpperRowsSearch:
+    """The rounds for one problem, given the search for problems without upper rows; all in the user's units."""
+
+    def __init__(self, flat: FlatProblem, search: Search, x: np.ndarray, y: np.ndarray | None, rtol: float):
+        self._flat, self._search, self._rtol = flat, search, rtol
+        self._rows: RowFunctions = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+        natural = equilibrated(flat, flat.x_tree(x), None if y is None else flat.y_tree(y)).scales
+        self._unit = 1 / natural.upper
+        inside = flat.y_rows.well_inside(np.zeros(flat.n_y)) if y is None else y
+        slopes = zip(self._rows.jacobian(x, inside), (natural.x, natural.y), strict=True)
+        length = np.sqrt(sum(row_squares(scaled(part, np.ones(self._rows.count), unit)) for part, unit in slopes))
+        self._weight = 1 / positive(np.where(length > 0, length, 1.0))
+        self._low, self._high = self._weight * self._rows.lower, self._weight * self._rows.upper
+
+    def search(self, x: np.ndarray, y: np.ndarray | None, diary: Diary) -> Iterator[Snapshot]:
+        """Yield the snapshots of all rounds; the last one is the answer."""
+        first = UPPER_ROWS.first_price * self._unit
+        now = _Round(x, y, np.zeros(self._rows.count), first, np.inf)
+        for number in range(UPPER_ROWS.rounds):
+            now = yield from diary.phase(f"round {number}", self._round(now, number))
+            if now.settled or now.y is None:
+                break
+        arrived = now.settled and now.converged
+        answer = np.zeros(self._flat.n_y) if now.y is None else now.y
+        yield Snapshot(now.x, answer, "answer", np.inf, final=True, converged=arrived)
+
+    def _round(self, now: _Round, number: int) -> Generator[Snapshot, None, _Round]:
+        flat = self._flat
+        price, multiplier = np.array(now.price), now.multiplier
+        bounds = self._weight, self._low, self._high
+        upper = Penalised(flat.problem.upper, flat.problem.upper_rows, *bounds, multiplier, price)
+        inner = FlatProblem(replaced(flat.problem, upper=upper, upper_rows=None), flat.x_like, flat.y_like)
+        known = np.zeros(trees.size(flat.row_shapes)) if number else None  # later rounds go on where they are
+        last = None
+        for last in self._search(inner, now.x, now.y, known):
+            yield last._replace(exact=False, final=False, converged=False)
+        if last is None:
+            return dataclasses.replace(now, y=None)
+        value = self._weight * self._rows.values(last.x, last.y)
+        shifted = value + multiplier / now.price
+        new = now.price * (shifted - np.clip(shifted, self._low, self._high))
+        violation = float(np.abs(value - np.clip(value, self._low, self._high)).max(initial=0.0))
+        size = 1 + np.abs(value).max(initial=0.0)
+        still = np.abs(new - multiplier).max(initial=0.0) <= UPPER_ROWS.still * self._rtol * (
+            self._unit + np.abs(new).max(initial=0.0)
+        )
+        settled = violation <= UPPER_ROWS.satisfied * size and bool(still)
+        slow = violation > UPPER_ROWS.fall * now.violation and violation > UPPER_ROWS.satisfied * size
+        dearer = UPPER_ROWS.dearer if slow else 1.0
+        return _Round(last.x, last.y, new, dearer * now.price, violation, last.converged, settled)
