@@ -193,7 +193,7 @@ def test_affine_functions_are_accepted():
         (bx.AffineCoupling(lambda x, y: y, upper=[1.0, 2.0]), r"coupling: upper is an array of shape \(2,\), which does not"),
         (bx.AffineCoupling(lambda x, y: y, lower={"a": 1.0}), "coupling: lower is a tree of shapes"),
         (bx.AffineCoupling(lambda x, y: y, [0.0, 0.0, 2.0], 1.0), "coupling: expected lower <= upper, got lower 2 > upper 1 at entry 2"),
-        ("rows", "coupling: expected a LinearCoupling, an AffineCoupling or a sequence of them, got str"),
+        ("rows", "coupling: expected a LinearCoupling, an AffineCoupling, a ConvexCoupling or a sequence of them, got str"),
         ([np.eye(3)], "coupling: expected a LinearCoupling"),
         (np.eye(3), "coupling: expected a LinearCoupling, .* got ndarray"),
     ],

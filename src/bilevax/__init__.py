@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bilevax import datasets, problems
-    from bilevax.certificate.certificate import Certificate, certify
+    from bilevax.certificate.certificate import Certificate
+    from bilevax.certificate.certify import certify
     from bilevax.certificate.status import Status
     from bilevax.driver.comparison import Comparison, compare
     from bilevax.driver.compiled import RunResult, run
@@ -40,7 +41,8 @@ _MODULES = {
     "reformulation": "bilevax.paper.reformulation",
 }
 _HOMES = {
-    "bilevax.certificate.certificate": ("Certificate", "certify"),
+    "bilevax.certificate.certificate": ("Certificate",),
+    "bilevax.certificate.certify": ("certify",),
     "bilevax.certificate.status": ("Status",),
     "bilevax.driver.comparison": ("Comparison", "compare"),
     "bilevax.driver.compiled": ("RunResult", "run"),

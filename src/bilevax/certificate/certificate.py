@@ -1,40 +1,16 @@
-"""`certify`: the lower level solved exactly at x, and what follows from it. The judge of every answer."""
+"""`Certificate`: what is proven about a point, and what keeps it from being an answer."""
 
 import dataclasses
-import time
-from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax._support import clock, html, trees
-from bilevax._support.clock import deadline, in_time
-from bilevax._support.hints import names_arguments
-from bilevax._support.memory import Frozen
-from bilevax._support.precision import float64
-from bilevax._support.threads import blas_threads
+from bilevax._support import html
 from bilevax._support.trees import summarise
-from bilevax.certificate.challenge import Challenge, Descent, challenge
-from bilevax.certificate.convexity import Evidence, LowerConvexity, lower_convexity
-from bilevax.certificate.settings import CERTIFICATE
-from bilevax.certificate.stationarity import Stationarity, measure
+from bilevax.certificate.challenge import Descent
+from bilevax.certificate.convexity import Evidence
 from bilevax.certificate.status import Status
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.convex.problem import ConvexSolution, Outcome
-from bilevax.exact.lower import smallest_relaxation_at, solve_flat
-from bilevax.exact.lower_level import wrap
-from bilevax.exact.phi import Phi, evaluate
-from bilevax.exact.upper_rows import upper_rows_at
-from bilevax.model.flat import FlatProblem, equilibrated
-from bilevax.model.problem import BilevelProblem, Level, validate
-from bilevax.model.row_functions import upper_rows_of
-
-_FAILURES = {
-    Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,
-    Outcome.UNBOUNDED: Status.LOWER_UNBOUNDED,
-    Outcome.NOT_CONVEX: Status.LOWER_NOT_CONVEX,
-    Outcome.INACCURATE: Status.STALLED,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,161 +206,3 @@ class Certificate:
 
     def _repr_html_(self) -> str:
         return html.facts("Certificate", self._lines())
-
-
-@names_arguments
-def certify(
-    problem: BilevelProblem, x: PyTree, y: PyTree = None, *, delta: Any = None, time_limit: float | None = None
-) -> Certificate:
-    """Check anybody's answer: solve the lower level at x exactly and measure what can be proven.
-
-    Parameters
-    ----------
-    problem, x
-        The problem and the point, in float64 whatever JAX's settings.
-    y
-        A lower-level answer to compare with: it also gives y its structure, and a start to the exact solve where that
-        needs one.
-    delta
-        Also measure the gap Phi - Phi_delta at this penalty (one more exact solve).
-    time_limit
-        Seconds after which what is proven by then is returned: a weaker certificate, which is not ``complete``.
-    """
-    limit = np.inf if time_limit is None else time.monotonic() + time_limit
-    with float64():
-        point, y_like, guess = validate(problem, x, y)
-    with deadline(limit):
-        return certify_flat(FlatProblem(problem, point, y_like), point, guess, delta)
-
-
-def certify_flat(user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None) -> Certificate:
-    """Return the certificate of x, for a flat problem in the user's units; see `certify`."""
-    with blas_threads(max(user.n_y, min(user.rows.A.shape[0], 2 * user.n_y))):
-        helpful = y if user.n_y > CERTIFICATE.start_counts else None
-        flat = in_time(lambda: equilibrated(user, x, helpful)) or user  # without the time, nothing will be measured
-        start = None if y is None else flat.y_flat(y)
-        return _certify(flat, flat.x_flat(x), start, None if delta is None else float(delta))
-
-
-def _certify(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None, delta: float | None) -> Certificate:
-    found = in_time(lambda: _evaluate(flat, x, start))
-    phi = Phi(_unsolved(flat, start), np.nan, np.nan, np.nan, np.inf, False) if found is None else found
-    lower, solved = phi.lower, phi.solved
-    answer = wrap(flat, lower)
-    feasible = lower.outcome is not Outcome.INFEASIBLE
-    quality = (in_time(lambda: measure(flat, x, lower)) or _TOO_LATE) if solved else _NOTHING
-    tried, lowest = (in_time(lambda: challenge(flat, x, phi, quality)) if solved else None) or Challenge(0, None)
-    convexity = (in_time(lambda: lower_convexity(flat, x, lower.y)) if feasible else None) or LowerConvexity("unknown")
-    gap = in_time(lambda: _penalty_gap(flat, x, lower, phi.value, delta)) if solved and delta is not None else None
-    missing = lower.infeasibility if feasible else in_time(lambda: smallest_relaxation_at(flat, x))
-    outside = (in_time(lambda: upper_rows_at(flat, x, lower.y).violation) if solved else None) or 0.0
-    complete = clock.remaining() > 0
-    failure, remark = (Status.TIME_LIMIT, "") if found is None else _failure(flat, phi, convexity, outside)
-    unit = flat.scales.upper
-    return Certificate(
-        value=phi.value / unit,
-        y=answer.y,
-        multipliers=answer.multipliers,
-        lower_feasible=feasible,
-        lower_stationarity=lower.stationarity,
-        lower_infeasibility=np.inf if missing is None else missing,
-        lower_complementarity=lower.complementarity,
-        lower_unique=phi.unique,
-        value_range=(phi.low / unit, phi.high / unit),
-        value_error=phi.error / unit,
-        value_unit=1 / unit,
-        x_infeasibility=flat.x_rows.violation(x),
-        upper_infeasibility=outside,
-        upper_multipliers=_upper_multipliers(flat, quality),
-        hypergradient=None if quality.hypergradient is None else flat.gradient_tree(quality.hypergradient),
-        stationarity=quality.value,
-        stationarity_test=quality.test,
-        radius=quality.radius,
-        descent=None if lowest is None else Descent(flat.x_tree(lowest.x), lowest.value / unit),
-        challenges=tried,
-        licq=quality.licq,
-        smallest_singular_value=quality.smallest_singular_value,
-        strict_complementarity=quality.strict_complementarity,
-        complementarity_margin=quality.complementarity_margin,
-        penalty_gap=gap,
-        delta=delta,
-        y_error=None if start is None else float(np.abs((start - lower.y) * flat.scales.y).max(initial=0.0)),
-        lower_convexity=convexity.evidence,
-        failure=failure,
-        remark=remark,
-        complete=complete,
-    )
-
-
-def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi:
-    """Return Phi at x; a start for y is used only where the lower level is large or not solved without it.
-
-    In between it is used for a minimiser that is the only one, so that the start makes no difference.
-    """
-    size = max(flat.n_y, flat.rows.A.shape[0])
-    if start is None or size > CERTIFICATE.start_helps:
-        found = evaluate(flat, x, start)
-        if start is None or size > CERTIFICATE.start_counts or found.lower.unique:
-            return found
-    cold = evaluate(flat, x)
-    return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
-
-
-def _upper_multipliers(flat: FlatProblem, quality: Stationarity) -> PyTree | None:
-    """Return the multipliers of the upper rows in the user's units and structure."""
-    problem = flat.problem
-    if not problem.upper_rows:
-        return None
-    shapes = upper_rows_of(problem, Frozen(flat.x_like), Frozen(flat.y_like)).shapes
-    known = quality.upper_multipliers if len(quality.upper_multipliers) else np.full(trees.size(shapes), np.nan)
-    found = trees.unflatten(known / flat.scales.upper, shapes)
-    return found[0] if problem.single_upper_rows else found
-
-
-def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity, outside: float) -> tuple[Status | None, str]:
-    """Return why nothing can be proven at x, and details of it; None if something can."""
-    names: dict[Level, str] = {"upper": "the upper objective", "lower": "the lower objective"}
-    for level, name in names.items():
-        if kinks := flat.properties(level).refused:
-            return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
-    if convexity.point is not None:
-        return Status.LOWER_NOT_CONVEX, f"g curves down at y = {summarise(convexity.point)}."
-    if phi.solved and outside > TOLERANCES.lower:
-        return Status.UPPER_INFEASIBLE, f"an upper row is violated by {outside:.2g}"
-    if phi.solved:
-        return None, ""
-    return _FAILURES[phi.lower.outcome], "" if phi.lower.outcome is not Outcome.INACCURATE else (
-        f"the lower level could be solved to {phi.lower.residual:.2g} only"
-    )
-
-
-_NOTHING = Stationarity(
-    value=np.inf,
-    radius=np.inf,
-    test="none: the lower level has no proven minimiser",
-    scale=np.inf,
-    pieces=(),
-    hypergradient=None,
-    licq=False,
-    smallest_singular_value=np.nan,
-    strict_complementarity=False,
-    complementarity_margin=np.nan,
-)
-_TOO_LATE = dataclasses.replace(_NOTHING, test="none: out of time")
-
-
-def _unsolved(flat: FlatProblem, start: np.ndarray | None) -> ConvexSolution:
-    """Return a placeholder for a lower level that there was no time to solve: its start, with infinite residuals."""
-    rows, balls = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0], len(flat.y_rows.balls)
-    y = np.zeros(flat.n_y) if start is None else start
-    return ConvexSolution(y, np.zeros(rows), np.zeros(balls), Outcome.INACCURATE)
-
-
-def _penalty_gap(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float, delta: float) -> float | None:
-    """Return Phi(x) - Phi_delta(x); None where ``g + delta f`` has no proven minimiser."""
-    weight = flat.penalty(delta)
-    penalised = solve_flat(flat, x, lower.y, penalty=weight)
-    if penalised.outcome is not Outcome.OPTIMAL:
-        return None
-    excess = flat.value("lower", x, penalised.y) - flat.value("lower", x, lower.y)
-    return (value - (flat.value("upper", x, penalised.y) + excess / weight)) / flat.scales.upper

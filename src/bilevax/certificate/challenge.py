@@ -8,7 +8,7 @@ point at which Phi is smaller by more than the measured slope and radius allow r
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,7 +23,7 @@ from bilevax.certificate.stationarity import Stationarity
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
-from bilevax.exact.phi import Phi, Surroundings, evaluate
+from bilevax.exact.phi import Phi, evaluate
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem
@@ -45,7 +45,15 @@ class Challenge(NamedTuple):
     descent: Descent | None
 
 
-def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity) -> Challenge:
+class Neighbourhood(Protocol):
+    """Phi at points around one."""
+
+    def evaluate(self, x: np.ndarray) -> Phi:
+        """Evaluate Phi at another x."""
+        ...
+
+
+def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity, around: Neighbourhood) -> Challenge:
     """Look for a point around x whose Phi is smaller than the stationarity measured at x allows.
 
     There is none, anywhere, where f is convex in (x, y) and x is stationary whether y is optimal or not. Points that
@@ -54,7 +62,7 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
     rows = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
     if quality.relaxed and flat.upper_is_convex and rows.affine:
         return Challenge(0, None)
-    tried, lowest, size, around = 0, None, 1 + abs(here.value), Surroundings(flat, x, here.lower)
+    tried, lowest, size = 0, None, 1 + abs(here.value)
     allowed = here.error + TOLERANCES.value_rounding * size + quality.scale * quality.radius
     measured = TOLERANCES.slope_factor * min(quality.value, TOLERANCES.no_slope)
     slope = quality.scale * max(TOLERANCES.no_slope, measured)

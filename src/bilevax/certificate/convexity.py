@@ -1,17 +1,21 @@
 """Whether g is convex in y: proven by rules or by a constant Hessian, else tested across the feasible set at x."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
+from jaxtyping import PyTree
 
+from bilevax._support import trees
 from bilevax._support.programs import linprog
 from bilevax.certificate.settings import CONVEXITY_TEST
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.lower import constraints_at
 from bilevax.model.analysis import prove_by_hessian
+from bilevax.model.derived import derived
 from bilevax.model.flat import FlatProblem
+from bilevax.model.tangent import WeightedRows
 
 Evidence = Literal["proven", "tested", "refuted", "unknown"]
 
@@ -43,6 +47,43 @@ def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerCon
     if test.counterexample is not None:
         return LowerConvexity("refuted", test.counterexample.y)
     return LowerConvexity("tested" if test.tested else "unknown")
+
+
+def weaker(one: Evidence, other: Evidence) -> Evidence:
+    """Return the weaker evidence of two."""
+    order: tuple[Evidence, ...] = ("refuted", "unknown", "tested", "proven")
+    return min(one, other, key=order.index)
+
+
+def rows_convexity(user: FlatProblem, tangent: FlatProblem, x: PyTree, y: np.ndarray) -> LowerConvexity:
+    """Return whether the rows that are not affine are convex in y on the feasible set of a tangent problem.
+
+    Few rows are looked at one by one, many in random sums with positive weights.
+    """
+    evidence: Evidence = "proven"
+    random = np.random.default_rng(0)
+    for part in user.problem.coupling:
+        if part.affine:
+            continue
+        count = trees.size(part.shapes(user.x_like, user.y_like, user.problem.data))
+        few = count <= CONVEXITY_TEST.rows
+        weights = np.eye(count) if few else random.exponential(size=(CONVEXITY_TEST.rows, count))
+        for weight in weights:
+            found = _alone(user, tangent, WeightedRows(part, weight), x, y)
+            if found.point is not None:
+                return found
+            evidence = weaker(evidence, found.evidence)
+    return LowerConvexity(evidence)
+
+
+def own_convexity(user: FlatProblem, tangent: FlatProblem, x: PyTree, y: np.ndarray) -> LowerConvexity:
+    """Return whether g alone is convex in y on the feasible set of a tangent problem."""
+    return _alone(user, tangent, user.problem.lower, x, y)
+
+
+def _alone(user: FlatProblem, tangent: FlatProblem, objective: Any, x: PyTree, y: np.ndarray) -> LowerConvexity:
+    alone = FlatProblem(derived(tangent.problem, lower=objective), user.x_like, user.y_like)
+    return lower_convexity(alone, alone.x_flat(x), y)
 
 
 def _tangent(flat: FlatProblem) -> np.ndarray | None:

@@ -83,6 +83,8 @@ class ConvexityTestSettings:
     most_variables: int = 500
     # Points between the corners, for each of them.
     points_between: int = 4
+    # Rows of a convex coupling up to which they are looked at one by one, and sums of them beyond.
+    rows: int = 12
 
 
 CERTIFICATE = CertificateSettings()

@@ -8,7 +8,8 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.clock import deadline, in_time
-from bilevax.certificate.certificate import Certificate, certify_flat
+from bilevax.certificate.certificate import Certificate
+from bilevax.certificate.certify import certify_flat
 from bilevax.certificate.challenge import falls_forever
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Start

@@ -1,5 +1,7 @@
 """The lower level at x as a convex program on flat vectors, for `convex.minimise`, which the solvers do not use."""
 
+import dataclasses
+
 import numpy as np
 
 from bilevax.convex.minimise import minimise, smallest_relaxation
@@ -48,3 +50,18 @@ def smallest_relaxation_at(flat: FlatProblem, x: np.ndarray) -> float:
     """Return the smallest relaxation of the rows, in the user's units, for which the lower level is feasible at x."""
     user = flat.in_units(Scales.ones(flat.n_x, flat.n_y, len(flat.rows.lower)))
     return smallest_relaxation(constraints_at(user, x * flat.scales.x))[0]
+
+
+def in_user_units(flat: FlatProblem, solution: ConvexSolution) -> ConvexSolution:
+    """Return a flat solution in the units in which the problem was written; residuals have none."""
+    scales = flat.scales
+    rows = np.concatenate(
+        [scales.rows, np.ones(len(flat.y_rows.lower)) if flat.y_rows.unit is None else flat.y_rows.unit]
+    )
+    balls = np.array([scales.y[ball.index[0]] for ball in flat.y_rows.balls])
+    return dataclasses.replace(
+        solution,
+        y=solution.y * scales.y,
+        multipliers=solution.multipliers * rows / scales.lower,
+        ball_multipliers=solution.ball_multipliers / (scales.lower * balls**2),
+    )

@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax._support.precision import float64
 from bilevax.convex.problem import ConvexSolution, Outcome
-from bilevax.exact.lower import smallest_relaxation_at, solve_flat
+from bilevax.exact.lower import in_user_units, smallest_relaxation_at, solve_flat
 from bilevax.exact.phi import evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, validate
@@ -75,8 +75,8 @@ def solve_lower_level(
 
 def wrap(flat: FlatProblem, solution: ConvexSolution) -> LowerSolution:
     """Return a flat solution in the user's structures."""
-    rows = flat.multiplier_tree(solution.multipliers[: flat.rows.A.shape[0]])
-    user = _in_user_units(flat, solution)
+    rows = flat.multiplier_tree(solution.multipliers[: trees.size(flat.row_shapes)])
+    user = in_user_units(flat, solution)
     return LowerSolution(
         y=flat.y_tree(solution.y),
         multipliers=flat.problem.unwrap_rows(rows),
@@ -84,21 +84,6 @@ def wrap(flat: FlatProblem, solution: ConvexSolution) -> LowerSolution:
         relaxation=user.relaxation,
         unique=solution.unique,
         flat=user,
-    )
-
-
-def _in_user_units(flat: FlatProblem, solution: ConvexSolution) -> ConvexSolution:
-    """Return a flat solution in the units in which the problem was written; residuals have none."""
-    scales = flat.scales
-    rows = np.concatenate(
-        [scales.rows, np.ones(len(flat.y_rows.lower)) if flat.y_rows.unit is None else flat.y_rows.unit]
-    )
-    balls = np.array([scales.y[ball.index[0]] for ball in flat.y_rows.balls])
-    return dataclasses.replace(
-        solution,
-        y=solution.y * scales.y,
-        multipliers=solution.multipliers * rows / scales.lower,
-        ball_multipliers=solution.ball_multipliers / (scales.lower * balls**2),
     )
 
 

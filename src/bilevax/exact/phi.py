@@ -24,13 +24,15 @@ from bilevax._support.clock import OutOfTime
 from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
-from bilevax.exact.lower import constraints_at, objective_at, solve_flat
+from bilevax.exact.curved import solve_curved
+from bilevax.exact.lower import constraints_at, in_user_units, objective_at, solve_flat
 from bilevax.exact.response import affine_response
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.spread import value_spread
 from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
+from bilevax.model.row_functions import RowFunctions
 
 
 class Phi(NamedTuple):
@@ -85,7 +87,47 @@ def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, 
         Whether to look for other minimisers by tilting. If not, the one that is found counts; those of a quadratic g,
         which take no tilting, are looked for in any case.
     """
+    if flat.problem.curved:
+        return _curved_phi(flat, x, start, thorough)
     return _phi(flat, x, solve_flat(flat, x, start), thorough)
+
+
+def _curved_phi(user: FlatProblem, x: np.ndarray, start: np.ndarray | None, thorough: bool) -> Phi:
+    """Return Phi of a problem with rows that are not affine, in the user's units.
+
+    The tangent problem at the answer has all minimisers of the lower level, and perhaps others, which violate its rows.
+    """
+    answer = solve_curved(user, x, start)
+    flat = answer.tangent
+    phi = _phi(flat, x / flat.scales.x, answer.lower, thorough)
+    if not phi.solved:
+        return phi
+    lower, unit = in_user_units(flat, phi.lower), flat.scales.upper
+    if answer.error > EXACT_TOLERANCES.lower:
+        lower = dataclasses.replace(lower, outcome=Outcome.INACCURATE, infeasibility=answer.error)
+    rows = RowFunctions(user.problem.coupling, user.problem.data, user.x_like, user.y_like)
+    values = rows.values(x, lower.y)
+    beyond = np.maximum(values - rows.upper, rows.lower - values).max(initial=0.0)
+    allowed = beyond <= EXACT_TOLERANCES.lower * (1 + np.abs(values).max(initial=0.0))
+    error = phi.error / unit if allowed else np.inf
+    return Phi(lower, phi.value / unit, phi.low / unit, phi.high / unit, error, phi.unique)
+
+
+class CurvedSurroundings:
+    """Phi at many points around one where the lower level is solved, for rows that are not affine.
+
+    Points and values are in the units of the tangent problem there.
+    """
+
+    def __init__(self, user: FlatProblem, tangent: FlatProblem, lower: ConvexSolution):
+        self._user, self._tangent, self._start = user, tangent, lower.y * tangent.scales.y
+
+    def evaluate(self, x: np.ndarray) -> Phi:
+        """Evaluate Phi at another x."""
+        scales = self._tangent.scales
+        phi = evaluate(self._user, x * scales.x, self._start, thorough=False)
+        values = (part * scales.upper for part in (phi.value, phi.low, phi.high, phi.error))
+        return Phi(dataclasses.replace(phi.lower, y=phi.lower.y / scales.y), *values, phi.unique)
 
 
 class Surroundings:

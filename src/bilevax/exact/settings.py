@@ -41,3 +41,17 @@ class ExactSettings:
 
 
 EXACT_SETTINGS = ExactSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvedSettings:
+    """Newton's method for lower levels with rows that are not affine."""
+
+    steps: int = 60
+    halvings: int = 12  # of a step that makes the merit worse
+    first_multiplier: float = 1.0  # of every row: without any, a linear g on a ball has no minimiser on the tangents
+    accuracy: float = 1e-11  # what a step may still change, relative
+    rounding: float = 1e-14  # of the merit
+
+
+CURVED = CurvedSettings()

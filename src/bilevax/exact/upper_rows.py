@@ -1,6 +1,6 @@
 """What the leader has to satisfy at (x, y*(x)), around a point: rows of unit length in natural units."""
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,7 +12,8 @@ from bilevax.model.flat import FlatProblem
 from bilevax.model.row_functions import upper_rows_of
 
 
-class UpperSides(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class UpperSides:
     """The sides of upper rows that are active at a point.
 
     Attributes
@@ -48,7 +49,8 @@ class UpperSides(NamedTuple):
         return np.bincount(self.origin, of_sides * self.factor, minlength=self.rows)
 
 
-class UpperRows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class UpperRows:
     """The upper rows at a point: ``lower <= value <= upper`` with derivatives (x, y) of length 1, or 0.
 
     ``length`` is what the user's rows were divided by, ``terms`` the size of what is added up in a row.
@@ -77,9 +79,16 @@ class UpperRows(NamedTuple):
         index = [np.flatnonzero(which) for which in (both, at_upper & ~both, at_lower & ~both)]
         origin, sign = np.concatenate(index), np.repeat([1.0, 1.0, -1.0], [len(part) for part in index])
         slack = np.concatenate([np.zeros(len(index[0])), above[index[1]], below[index[2]]])
-        parts = [scaled(part[origin], sign, np.ones(part.shape[1])) for part in (self.x, self.y)]
-        free = np.arange(len(origin)) < len(index[0])
-        return UpperSides(*parts, free, np.maximum(slack, 0.0), origin, sign / self.length[origin], len(self.value))
+        outward = lambda part: scaled(part[origin], sign, np.ones(part.shape[1]))
+        return UpperSides(
+            x=outward(self.x),
+            y=outward(self.y),
+            free=np.arange(len(origin)) < len(index[0]),
+            slack=np.maximum(slack, 0.0),
+            origin=origin,
+            factor=sign / self.length[origin],
+            rows=len(self.value),
+        )
 
 
 def upper_rows_at(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> UpperRows:
@@ -94,4 +103,4 @@ def upper_rows_at(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> UpperRows:
     unit = [scaled(part, 1 / length, np.ones(part.shape[1])) for part in slopes]
     sides = [np.where(np.isfinite(side), side, 0.0) / length for side in (rows.lower, rows.upper)]
     terms = 1 + abs(unit[0]) @ np.abs(x) + abs(unit[1]) @ np.abs(y) + np.maximum(*np.abs(sides))
-    return UpperRows(*unit, value / length, rows.lower / length, rows.upper / length, terms, length)
+    return UpperRows(unit[0], unit[1], value / length, rows.lower / length, rows.upper / length, terms, length)

@@ -389,8 +389,11 @@ class FlatProblem:
 def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
     """Return a problem in its natural units, as seen from a point of the user's, y moved well inside its bounds.
 
-    Near a bound the second derivatives of an entropy tell how near, not what the units are.
+    Near a bound the second derivatives of an entropy tell how near, not what the units are. With rows that are not
+    affine a problem stays in the user's units: its tangent problems have natural ones.
     """
+    if flat.problem.curved:
+        return flat
     point = flat.x_flat(x)
     other = flat.y_rows.well_inside(np.zeros(flat.n_y) if y is None else flat.y_flat(y))
     return flat.in_units(natural_scales(flat, point, other))

@@ -3,26 +3,44 @@
 from bilevax._support import trees
 from bilevax._support.memory import Frozen, remembered
 from bilevax.model.analysis import FunctionProperties, analyse_objective, on_flat_vectors
+from bilevax.model.derived import representative
 from bilevax.model.patterns import DENSE_COLUMNS
 from bilevax.model.problem import BilevelProblem, Level
 from bilevax.model.quadratic import JointQuadratic, joint_quadratic
 
 
-@remembered
 def properties_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
     """Return what f or g of a problem is."""
+    return _properties_of(representative(problem, level), level, x_like, y_like)
+
+
+@remembered
+def _properties_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
     return analyse_objective(problem, level, x_like.tree, y_like.tree)
 
 
-@remembered
 def upper_convex_jointly(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> bool:
     """Return whether f of a problem is proven to be convex in x and y together."""
+    return _upper_convex_jointly(representative(problem, "upper"), x_like, y_like)
+
+
+@remembered
+def _upper_convex_jointly(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> bool:
     return analyse_objective(problem, "upper", x_like.tree, y_like.tree, jointly=True).convexity == "proven"
 
 
-@remembered
 def quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
-    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic in few variables."""
+    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic in few variables.
+
+    None, too, for objectives whose numbers change from problem to problem of a family.
+    """
+    known = representative(problem, level)
+    same = getattr(known, level) is getattr(problem, level)
+    return _quadratic_of(known, level, x_like, y_like) if same else None
+
+
+@remembered
+def _quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
     n_x, n_y = trees.size(x_like.tree), trees.size(y_like.tree)
     if n_x + n_y > DENSE_COLUMNS:
         return None

@@ -11,7 +11,6 @@ one is for the other. And since tangents of convex rows contain the rows' own fe
 contradict each other is infeasible.
 """
 
-import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -20,7 +19,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax._support import trees
+from bilevax._support.memory import Frozen, remembered
 from bilevax.model.coupling import Coupling, LinearCoupling
+from bilevax.model.derived import Family, derived, representative
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.row_functions import RowFunctions
 
@@ -45,6 +46,16 @@ class Bent(eqx.Module):
         return total
 
 
+class WeightedRows(eqx.Module):
+    """A sum of rows as an objective."""
+
+    rows: Coupling
+    weights: np.ndarray
+
+    def __call__(self, x: PyTree, y: PyTree, *data: PyTree) -> Any:
+        return self.weights @ trees.flatten(self.rows.value(x, y, data[0] if data else None))
+
+
 def tangent_problem(
     problem: BilevelProblem, x: PyTree, y: PyTree, multipliers: tuple[np.ndarray, ...]
 ) -> BilevelProblem:
@@ -66,11 +77,16 @@ def tangent_problem(
         weights.append(np.maximum(multiplier, 0.0))
     host = lambda tree: jax.tree.map(np.asarray, tree)
     lower = Bent(problem.lower, tuple(bent), host(x), host(y), tuple(weights))
-    return replaced(problem, lower=lower, coupling=tuple(coupling))
+    shapes = Frozen(trees.shapes(x)), Frozen(trees.shapes(y))
+    return derived(problem, _family(problem, *shapes), lower=lower, coupling=tuple(coupling))
 
 
-def replaced(problem: BilevelProblem, **changes: Any) -> BilevelProblem:
-    """Return a problem with other parts."""
-    names = [field.name for field in dataclasses.fields(problem) if not field.name.startswith("single_")]
-    parts = {name: getattr(problem, name) for name in names} | changes
-    return BilevelProblem(**parts)
+@remembered
+def _family(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> Family:
+    """Return the family of all tangent problems of a problem: any numbers that are not special stand for all."""
+    random = np.random.default_rng(0)
+    x, y = (jax.tree.map(lambda leaf: random.uniform(0.1, 0.9, leaf.shape), like.tree) for like in (x_like, y_like))
+    bent = tuple(part for part in problem.coupling if not part.affine)
+    sizes = (trees.size(part.shapes(x_like.tree, y_like.tree, problem.data)) for part in bent)
+    typical = Bent(problem.lower, bent, x, y, tuple(np.ones(size) for size in sizes))
+    return Family(representative(problem, "upper"), derived(problem, lower=typical, coupling=None))

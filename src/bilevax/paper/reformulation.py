@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from bilevax._support import trees
 from bilevax._support.precision import float64
-from bilevax.certificate.certificate import certify
+from bilevax.certificate.certify import certify
 from bilevax.convex.minimise import minimise
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import objective_at, solve_flat

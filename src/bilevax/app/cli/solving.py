@@ -14,7 +14,8 @@ from bilevax.app.cli.inputs import given, load, read_point, writable
 from bilevax.app.cli.options import File, Json, MaxSteps, Report, Rtol, TimeLimit
 from bilevax.app.cli.output import Output, answer
 from bilevax.app.cli.tables import answers_table, certificate_table, solution_tables, verdict
-from bilevax.certificate.certificate import Certificate, certify
+from bilevax.certificate.certificate import Certificate
+from bilevax.certificate.certify import certify
 from bilevax.driver.multistart import multistart
 from bilevax.driver.solve import solve
 from bilevax.model.problem import BilevelProblem

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from bilevax._support.tables import aligned
 from bilevax.app import report
 from bilevax.app.experiments.provenance import made
-from bilevax.certificate.certificate import certify
+from bilevax.certificate.certify import certify
 from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import Solver
 

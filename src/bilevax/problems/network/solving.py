@@ -13,7 +13,8 @@ import numpy as np
 from scipy.special import logit
 
 from bilevax._support.clock import OutOfTime, deadline, in_time
-from bilevax.certificate.certificate import Certificate, certify
+from bilevax.certificate.certificate import Certificate
+from bilevax.certificate.certify import certify
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, check_limits
 from bilevax.driver.solution import Solution

@@ -153,3 +153,14 @@ def _high_point(pieces: AnyPieces, start: ExactPoint) -> tuple[HighPoint | None,
     """Return the minimiser of the high-point relaxation, and the exact point at its x."""
     relaxed = high_point_relaxation(pieces.flat, start.x, start.y)
     return relaxed, None if relaxed is None else land(pieces, relaxed.x, relaxed.y)
+
+
+def suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) -> bool:
+    """Return whether the lower level is a case for sparse matrices: linear in some variables, or large and sparse."""
+    if size > SIZES.largest_dense and not flat.has_diagonal_hessian("lower", x, y):
+        return False  # a full Hessian of that size cannot even be looked at
+    hessian = flat.hessian("lower", "y", "y", x, y)
+    filled = hessian.nnz + flat.rows.A.nnz
+    sparse = filled <= SIZES.entries * (flat.n_y + flat.rows.A.shape[0])
+    few = flat.rows.A.nnz > SIZES.full * flat.n_y * flat.rows.A.shape[0]  # so few variables that rows are full
+    return sparse and ((size > SIZES.smallest_sparse and not few) or bool(np.any(hessian.diagonal() == 0.0)))

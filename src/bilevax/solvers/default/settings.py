@@ -202,8 +202,34 @@ class UpperRowsSettings:
     first_price: float = 10.0  # the first price of a violation, in natural units of f and the rows
     dearer: float = 10.0  # by what the price rises
     fall: float = 0.25  # a round leaves at most this part of a violation, or the price rises
-    satisfied: float = 1e-9  # rows hold if they are violated by at most this, relative to the rows' values
-    still: float = 1e-2  # multipliers are at rest if they change by at most this part of rtol
+    satisfied: float = 1e-8  # rows hold if they are violated by at most this, relative to the rows' values
+    still: float = 0.1  # multipliers are at rest if they change by at most this part of rtol
+    far: float = (
+        10.0  # times 1 + the violation at the start: a round that ends with more was too cheap, and is repeated
+    )
 
 
 UPPER_ROWS = UpperRowsSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class TangentSettings:
+    """The steps from tangent problem to tangent problem, for rows that are not affine."""
+
+    steps: int = 100  # in all
+    first_radius: float = 1.0  # of the trust region, in natural units of x
+    shrink: float = 0.25  # of the region after a step that failed
+    grow: float = 2.0  # of the region after a good one
+    good: float = 0.7  # share of the promise from which a step is good
+    poor: float = 0.1  # share of the promise below which it failed
+    least_radius: float = 1e-12
+    worth: float = 1e-2  # promises up to this times rtol^2, relative to 1 + |f|, end the search
+    same: float = 1e-13  # steps up to this are none, in natural units
+    approaches: int = 5  # tangent problems solved on the way to an x at which the lower level has an answer
+    newton_steps: int = 40  # of the lower level at one x
+    first_multiplier: float = 1.0  # of every row: without any, a linear g on a ball has no minimiser on the tangents
+    still: float = 1e-13  # what a Newton step may still change, relative,
+    nearly: float = 1e-9  # and where it does not get any smaller
+
+
+TANGENTS = TangentSettings()

@@ -6,8 +6,9 @@
    is optimal for the lower level there, x is a global minimiser (f convex).
 4. *Smooth descent*: follow the minimiser of the smoothed objective while the smoothing shrinks, into a good basin.
 5. *Exact descent*: from there, from the high-point relaxation and from the start, descend on the exact pieces of Phi.
-6. Return the best. Where there are upper rows, all of this is one round of an augmented Lagrangian (`upper_rows`).
-   The certificate, which shares none of this code, is the driver's business.
+6. Return the best. Where there are upper rows, all of this is one round of an augmented Lagrangian (`upper_rows`);
+   where rows are not affine, one step from tangent problem to tangent problem (`tangents`). The certificate, which
+   shares none of this code, is the driver's business.
 
 The linear algebra is dense or sparse (`direct`), or there is none at all (`sweeping`).
 """
@@ -22,13 +23,14 @@ from bilevax._support import trees
 from bilevax._support.threads import blas_threads
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.solvers.base import HostSolver, ProblemRefused, Snapshot
-from bilevax.solvers.default.direct import densely, sparsely
+from bilevax.solvers.default.direct import densely, sparsely, suits_sparse
 from bilevax.solvers.default.hypergradient.choice import phi_of
 from bilevax.solvers.default.hypergradient.descent import hypergradient_descent
 from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import HYPERGRADIENT, SIZES
 from bilevax.solvers.default.sweeping import search_by_sweeps
+from bilevax.solvers.default.tangents import TangentSearch
 from bilevax.solvers.default.upper_rows import UpperRowsSearch
 from bilevax.solvers.diary import Diary
 
@@ -76,6 +78,10 @@ class Default(HostSolver):
             inner = lambda flat, x, y, known: self.search(flat, x, y, rtol, known)
             yield from UpperRowsSearch(flat, inner, x0, y0, rtol).search(x0, y0, diary)
             return
+        if flat.problem.curved:
+            inner = lambda flat, x, y, known: self.search(flat, x, y, rtol, known)
+            yield from TangentSearch(flat, inner, rtol).search(x0, y0, diary)
+            return
         if self.variant != "first-order":
             with blas_threads(flat.n_y):
                 flat = equilibrated(flat, flat.x_tree(x0), None if y0 is None else flat.y_tree(y0))
@@ -117,7 +123,7 @@ class Default(HostSolver):
                     return
                 if reached is not None and flat.n_x >= HYPERGRADIENT.fewest:
                     x, y = reached.x, reached.y  # with few x the others do better from the start: they see farther
-            if direct and not flat.y_rows.balls and _suits_sparse(flat, x, y, size):
+            if direct and not flat.y_rows.balls and suits_sparse(flat, x, y, size):
                 yield from sparsely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary)
             elif direct and dense:
                 yield from densely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary)
@@ -135,17 +141,6 @@ class Default(HostSolver):
 
 
 _DUST = 1e-9  # entries of x up to this, in natural units, are zero
-
-
-def _suits_sparse(flat: FlatProblem, x: np.ndarray, y: np.ndarray, size: int) -> bool:
-    """Return whether the lower level is a case for sparse matrices: linear in some variables, or large and sparse."""
-    if size > SIZES.largest_dense and not flat.has_diagonal_hessian("lower", x, y):
-        return False  # a full Hessian of that size cannot even be looked at
-    hessian = flat.hessian("lower", "y", "y", x, y)
-    filled = hessian.nnz + flat.rows.A.nnz
-    sparse = filled <= SIZES.entries * (flat.n_y + flat.rows.A.shape[0])
-    few = flat.rows.A.nnz > SIZES.full * flat.n_y * flat.rows.A.shape[0]  # so few variables that rows are full
-    return sparse and ((size > SIZES.smallest_sparse and not few) or bool(np.any(hessian.diagonal() == 0.0)))
 
 
 def _without_dust(flat: FlatProblem, x: np.ndarray) -> np.ndarray:

@@ -22,9 +22,9 @@ from bilevax._support.division import positive
 from bilevax._support.memory import Frozen
 from bilevax.model.compressed_rows import row_squares, scaled
 from bilevax.model.coupling import Coupling
+from bilevax.model.derived import Family, derived, representative
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.row_functions import RowFunctions, upper_rows_of
-from bilevax.model.tangent import replaced
 from bilevax.solvers.base import Snapshot
 from bilevax.solvers.default.settings import UPPER_ROWS
 from bilevax.solvers.diary import Diary
@@ -76,6 +76,10 @@ class UpperRowsSearch:
         length = np.sqrt(sum(row_squares(scaled(part, np.ones(self._rows.count), unit)) for part, unit in slopes))
         self._weight = 1 / positive(np.where(length > 0, length, 1.0))
         self._low, self._high = self._weight * self._rows.lower, self._weight * self._rows.upper
+        self._far = UPPER_ROWS.far * (1 + self._violation(self._weight * self._rows.values(x, inside)))
+        typical = self._penalised(np.ones(self._rows.count), 1.0)
+        of_upper = derived(flat.problem, upper=typical, upper_rows=None)
+        self._family = Family(of_upper, representative(flat.problem, "lower"))
 
     def search(self, x: np.ndarray, y: np.ndarray | None, diary: Diary) -> Iterator[Snapshot]:
         """Yield the snapshots of all rounds; the last one is the answer."""
@@ -89,22 +93,29 @@ class UpperRowsSearch:
         answer = np.zeros(self._flat.n_y) if now.y is None else now.y
         yield Snapshot(now.x, answer, "answer", np.inf, final=True, converged=arrived)
 
+    def _violation(self, value: np.ndarray) -> float:
+        return float(np.abs(value - np.clip(value, self._low, self._high)).max(initial=0.0))
+
+    def _penalised(self, multiplier: np.ndarray, price: float) -> Penalised:
+        problem, bounds = self._flat.problem, (self._weight, self._low, self._high)
+        return Penalised(problem.upper, problem.upper_rows, *bounds, multiplier, np.array(price))
+
     def _round(self, now: _Round, number: int) -> Generator[Snapshot, None, _Round]:
         flat = self._flat
-        price, multiplier = np.array(now.price), now.multiplier
-        bounds = self._weight, self._low, self._high
-        upper = Penalised(flat.problem.upper, flat.problem.upper_rows, *bounds, multiplier, price)
-        inner = FlatProblem(replaced(flat.problem, upper=upper, upper_rows=None), flat.x_like, flat.y_like)
+        multiplier, upper = now.multiplier, self._penalised(now.multiplier, now.price)
+        inner = FlatProblem(derived(flat.problem, self._family, upper=upper, upper_rows=None), flat.x_like, flat.y_like)
         known = np.zeros(trees.size(flat.row_shapes)) if number else None  # later rounds go on where they are
-        last = None
+        last, value = None, np.zeros(self._rows.count)
         for last in self._search(inner, now.x, now.y, known):
             yield last._replace(exact=False, final=False, converged=False)
+            value = self._weight * self._rows.values(last.x, last.y)
+            if not self._violation(value) <= self._far:  # f falls faster than the rows cost
+                return dataclasses.replace(now, price=UPPER_ROWS.dearer * now.price)
         if last is None:
             return dataclasses.replace(now, y=None)
-        value = self._weight * self._rows.values(last.x, last.y)
         shifted = value + multiplier / now.price
         new = now.price * (shifted - np.clip(shifted, self._low, self._high))
-        violation = float(np.abs(value - np.clip(value, self._low, self._high)).max(initial=0.0))
+        violation = self._violation(value)
         size = 1 + np.abs(value).max(initial=0.0)
         still = np.abs(new - multiplier).max(initial=0.0) <= UPPER_ROWS.still * self._rtol * (
             self._unit + np.abs(new).max(initial=0.0)

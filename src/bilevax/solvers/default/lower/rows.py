@@ -98,6 +98,11 @@ class LowerRows:
         multiplier[: self.general] = given[self.origin] / self.scale
         return np.where(self.inequality, np.maximum(multiplier, 0.0), multiplier)
 
+    def coupled(self, multiplier: np.ndarray, count: int) -> np.ndarray:
+        """Return the multipliers of the coupling's ``count`` rows, given those of all constraints."""
+        own = self.origin < count
+        return np.bincount(self.origin[own], (self.scale * multiplier[: self.general])[own], minlength=count)
+
 
 def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: bool) -> LowerRows:
     """Return the constraints of the lower level, with these bounds of y.
