@@ -26,12 +26,12 @@ from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.curved import solve_curved
 from bilevax.exact.lower import smallest_relaxation_at, solve_flat
 from bilevax.exact.lower_level import wrap
-from bilevax.exact.phi import CurvedSurroundings, Phi, Surroundings, evaluate
+from bilevax.exact.phi import CurvedSurroundings, Phi, Surroundings, evaluate, evaluate_at
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, Level, validate
 from bilevax.model.row_functions import upper_rows_of
-from bilevax.model.tangent import tangent_problem
+from bilevax.model.tangent import tangent_problem, upper_row_kinks
 
 _FAILURES = {
     Outcome.INFEASIBLE: Status.LOWER_INFEASIBLE,
@@ -92,13 +92,15 @@ def _certify_curved(user: FlatProblem, x: PyTree, y: PyTree, delta: Any) -> Cert
     flat = answer.tangent
     around = CurvedSurroundings(user, flat, answer.lower)
     penalty = None if delta is None else float(delta)
-    found = _certify(flat, flat.x_flat(x), answer.lower.y, penalty, around)
+    phi = None if answer.lower.outcome is not Outcome.INFEASIBLE else evaluate_at(flat, flat.x_flat(x), answer.lower)
+    found = _certify(flat, flat.x_flat(x), answer.lower.y, penalty, around, phi)
     rows = tuple(
         trees.unflatten(trees.flatten_host(part), shape)
         for part, shape in zip(found.multipliers, user.row_shapes, strict=True)
     )
     apart = np.abs(user.y_flat(found.y) - answer.y).max(initial=0.0) / (1 + np.abs(answer.y).max(initial=0.0))
-    error = max(found.lower_infeasibility, answer.error if found.failure is None else 0.0)
+    known = found.failure in (None, Status.LOWER_INFEASIBLE) and np.isfinite(answer.error)
+    error = max(found.lower_infeasibility, answer.error if known else 0.0)
     changes: dict[str, Any] = {"multipliers": user.problem.unwrap_rows(rows), "lower_infeasibility": error}
     if found.failure is None:
         of_g, of_rows = (
@@ -122,14 +124,15 @@ def _certify(
     start: np.ndarray | None,
     delta: float | None,
     around: Neighbourhood | None = None,
+    known: Phi | None = None,
 ) -> Certificate:
-    found = in_time(lambda: _evaluate(flat, x, start))
+    found = in_time(lambda: _evaluate(flat, x, start)) if known is None else known
     phi = Phi(_unsolved(flat, start), np.nan, np.nan, np.nan, np.inf, False) if found is None else found
     lower, solved = phi.lower, phi.solved
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
     quality = (in_time(lambda: measure(flat, x, lower)) or _TOO_LATE) if solved else _NOTHING
-    around = Surroundings(flat, x, lower) if around is None and solved else around
+    around = (Surroundings(flat, x, lower) if around is None else around) if solved else None
     tried, lowest = (in_time(lambda: challenge(flat, x, phi, quality, around)) if around else None) or Challenge(
         0, None
     )
@@ -206,6 +209,8 @@ def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity, outside: fl
     for level, name in names.items():
         if kinks := flat.properties(level).refused:
             return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
+    if kinks := upper_row_kinks(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like)):
+        return Status.NOT_SMOOTH, f"an upper row has a kink: {kinks[0]}"
     if convexity.point is not None:
         return Status.LOWER_NOT_CONVEX, f"g curves down at y = {summarise(convexity.point)}."
     if phi.solved and outside > TOLERANCES.lower:

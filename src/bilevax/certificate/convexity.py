@@ -52,7 +52,7 @@ def lower_convexity(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> LowerCon
 def weaker(one: Evidence, other: Evidence) -> Evidence:
     """Return the weaker evidence of two."""
     order: tuple[Evidence, ...] = ("refuted", "unknown", "tested", "proven")
-    return min(one, other, key=order.index)
+    return order[min(order.index(one), order.index(other))]
 
 
 def rows_convexity(user: FlatProblem, tangent: FlatProblem, x: PyTree, y: np.ndarray) -> LowerConvexity:

@@ -9,13 +9,17 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+import scipy.sparse as sp
 
 from bilevax._support import clock, trees
-from bilevax.convex.problem import ConvexSolution, Outcome
+from bilevax._support.memory import Frozen
+from bilevax.convex.minimise import minimise
+from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import solve_flat
 from bilevax.exact.settings import CURVED
+from bilevax.model.compressed_rows import on_top
 from bilevax.model.flat import FlatProblem, equilibrated
-from bilevax.model.row_functions import RowFunctions
+from bilevax.model.row_functions import RowFunctions, coupling_of
 from bilevax.model.tangent import tangent_problem
 
 
@@ -47,7 +51,7 @@ class CurvedAnswer:
 def solve_curved(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None) -> CurvedAnswer:
     """Solve the lower level of a problem, in the user's units, at a flat x."""
     problem, tree = flat.problem, flat.x_tree(x)
-    rows = RowFunctions(problem.coupling, problem.data, flat.x_like, flat.y_like)
+    rows = coupling_of(problem, Frozen(flat.x_like), Frozen(flat.y_like))
     y = flat.y_rows.well_inside(np.zeros(flat.n_y)) if start is None else start
     sizes = [trees.size(shape) for shape in flat.row_shapes]
     bent = np.repeat([not part.affine for part in problem.coupling], sizes)  # rows that are not affine
@@ -58,7 +62,8 @@ def solve_curved(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = No
     for _ in range(CURVED.steps):
         clock.check()
         tangent = tangent_problem(problem, tree, flat.y_tree(y), split(multipliers))
-        natural = equilibrated(FlatProblem(tangent, flat.x_like, flat.y_like), tree, flat.y_tree(y))
+        user = FlatProblem(tangent, flat.x_like, flat.y_like)
+        natural = equilibrated(user, tree, flat.y_tree(y)) if answer is None else user.in_units(answer.tangent.scales)
         lower = solve_flat(natural, natural.x_flat(tree), natural.y_flat(flat.y_tree(y)))
         answer = CurvedAnswer(natural, lower, np.inf)
         if lower.outcome not in (Outcome.OPTIMAL, Outcome.INACCURATE):
@@ -72,8 +77,37 @@ def solve_curved(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = No
             break
         y = _shortened(flat, x, y, answer.y, 2 * np.abs(found).sum(), beyond)
         multipliers = found
+        if np.abs(found).max(initial=0.0) > CURVED.too_large:
+            break
     assert answer is not None
+    if answer.error > CURVED.accurate and _contradict(flat, x, answer.y, rows):
+        answer = dataclasses.replace(answer, lower=dataclasses.replace(answer.lower, outcome=Outcome.INFEASIBLE))
     return answer
+
+
+def _contradict(flat: FlatProblem, x: np.ndarray, y: np.ndarray, rows: RowFunctions) -> bool:
+    """Return whether tangents of the rows, taken at points that approach them, are seen to contradict each other.
+
+    The feasible set of convex rows satisfies all their tangents.
+    """
+    simple, identity = flat.y_rows, sp.csc_matrix(sp.eye(flat.n_y))
+    matrices, lows, highs = [simple.matrix], [simple.lower], [simple.upper]
+    for _ in range(CURVED.cuts):
+        slope, value = rows.jacobian(x, y)[1], rows.values(x, y)
+        size = 1 + np.abs(value).max(initial=0.0)
+        if np.maximum(value - rows.upper, rows.lower - value).max(initial=0.0) <= CURVED.accurate * size:
+            return False
+        shift = value - slope @ y
+        matrices, lows, highs = [*matrices, slope], [*lows, rows.lower - shift], [*highs, rows.upper - shift]
+        near = Objective(lambda z, y=y: 0.5 * float((z - y) @ (z - y)), lambda z, y=y: z - y, lambda z: identity)
+        cuts = Constraints(on_top(matrices), np.concatenate(lows), np.concatenate(highs), simple.balls)
+        found = minimise(near, cuts, y)
+        if found.outcome is Outcome.INFEASIBLE:
+            return True
+        if found.outcome is not Outcome.OPTIMAL:
+            return False
+        y = found.y
+    return False
 
 
 def _shortened(

@@ -21,6 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support.clock import OutOfTime
+from bilevax._support.memory import Frozen
 from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
@@ -32,7 +33,7 @@ from bilevax.exact.spread import value_spread
 from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
-from bilevax.model.row_functions import RowFunctions
+from bilevax.model.row_functions import coupling_of
 
 
 class Phi(NamedTuple):
@@ -89,7 +90,7 @@ def evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None, 
     """
     if flat.problem.curved:
         return _curved_phi(flat, x, start, thorough)
-    return _phi(flat, x, solve_flat(flat, x, start), thorough)
+    return evaluate_at(flat, x, solve_flat(flat, x, start), thorough)
 
 
 def _curved_phi(user: FlatProblem, x: np.ndarray, start: np.ndarray | None, thorough: bool) -> Phi:
@@ -99,13 +100,13 @@ def _curved_phi(user: FlatProblem, x: np.ndarray, start: np.ndarray | None, thor
     """
     answer = solve_curved(user, x, start)
     flat = answer.tangent
-    phi = _phi(flat, x / flat.scales.x, answer.lower, thorough)
+    phi = evaluate_at(flat, x / flat.scales.x, answer.lower, thorough)
     if not phi.solved:
         return phi
     lower, unit = in_user_units(flat, phi.lower), flat.scales.upper
     if answer.error > EXACT_TOLERANCES.lower:
         lower = dataclasses.replace(lower, outcome=Outcome.INACCURATE, infeasibility=answer.error)
-    rows = RowFunctions(user.problem.coupling, user.problem.data, user.x_like, user.y_like)
+    rows = coupling_of(user.problem, Frozen(user.x_like), Frozen(user.y_like))
     values = rows.values(x, lower.y)
     beyond = np.maximum(values - rows.upper, rows.lower - values).max(initial=0.0)
     allowed = beyond <= EXACT_TOLERANCES.lower * (1 + np.abs(values).max(initial=0.0))
@@ -126,8 +127,8 @@ class CurvedSurroundings:
         """Evaluate Phi at another x."""
         scales = self._tangent.scales
         phi = evaluate(self._user, x * scales.x, self._start, thorough=False)
-        values = (part * scales.upper for part in (phi.value, phi.low, phi.high, phi.error))
-        return Phi(dataclasses.replace(phi.lower, y=phi.lower.y / scales.y), *values, phi.unique)
+        value, low, high, error = (part * scales.upper for part in (phi.value, phi.low, phi.high, phi.error))
+        return Phi(dataclasses.replace(phi.lower, y=phi.lower.y / scales.y), value, low, high, error, phi.unique)
 
 
 class Surroundings:
@@ -148,10 +149,11 @@ class Surroundings:
             if 0 < len(self._pieces) < EXACT_SETTINGS.most_pieces and lower.outcome is Outcome.OPTIMAL:
                 piece = affine_response(flat, x, lower)
                 self._pieces += [] if piece is None else [piece]
-        return _phi(flat, x, lower, thorough=False)
+        return evaluate_at(flat, x, lower, thorough=False)
 
 
-def _phi(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, thorough: bool) -> Phi:
+def evaluate_at(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, thorough: bool = True) -> Phi:
+    """Return Phi at x, given the lower level there."""
     if not proven(lower):
         value = np.inf if lower.outcome is Outcome.INFEASIBLE else np.nan
         return Phi(lower, value, value, value, np.inf, False)

@@ -51,6 +51,9 @@ class CurvedSettings:
     halvings: int = 12  # of a step that makes the merit worse
     first_multiplier: float = 1.0  # of every row: without any, a linear g on a ball has no minimiser on the tangents
     accuracy: float = 1e-11  # what a step may still change, relative
+    accurate: float = 1e-8  # above which the rows may contradict each other
+    too_large: float = 1e9  # a multiplier: the rows contradict each other, or only just do not
+    cuts: int = 60  # rounds of tangents that may show a contradiction
     rounding: float = 1e-14  # of the merit
 
 

@@ -93,6 +93,19 @@ def _compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> tuple[Callab
 
 
 @remembered
+def coupling_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> RowFunctions:
+    """Return all rows of a problem's lower level."""
+    return RowFunctions(problem.coupling, problem.data, x_like.tree, y_like.tree)
+
+
+@remembered
+def bent_rows_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> tuple[RowFunctions | None, ...]:
+    """Return the rows of each coupling of a problem that is not affine, None for the others."""
+    like = problem.data, x_like.tree, y_like.tree
+    return tuple(None if part.affine else RowFunctions((part,), *like) for part in problem.coupling)
+
+
+@remembered
 def upper_rows_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> RowFunctions:
     """Return what the leader of a problem has to satisfy."""
     return RowFunctions(problem.upper_rows, problem.data, x_like.tree, y_like.tree)

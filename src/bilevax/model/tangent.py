@@ -22,8 +22,9 @@ from bilevax._support import trees
 from bilevax._support.memory import Frozen, remembered
 from bilevax.model.coupling import Coupling, LinearCoupling
 from bilevax.model.derived import Family, derived, representative
+from bilevax.model.objectives import properties_of
 from bilevax.model.problem import BilevelProblem
-from bilevax.model.row_functions import RowFunctions
+from bilevax.model.row_functions import bent_rows_of
 
 
 class Bent(eqx.Module):
@@ -56,6 +57,18 @@ class WeightedRows(eqx.Module):
         return self.weights @ trees.flatten(self.rows.value(x, y, data[0] if data else None))
 
 
+@remembered
+def upper_row_kinks(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> tuple[Any, ...]:
+    """Return the kinks of the upper rows that are not affine."""
+    found = []
+    for part in problem.upper_rows:
+        if not part.affine:
+            count = trees.size(part.shapes(x_like.tree, y_like.tree, problem.data))
+            alone = derived(problem, upper=WeightedRows(part, np.ones(count)))
+            found += properties_of(alone, "upper", x_like, y_like).refused
+    return tuple(found)
+
+
 def tangent_problem(
     problem: BilevelProblem, x: PyTree, y: PyTree, multipliers: tuple[np.ndarray, ...]
 ) -> BilevelProblem:
@@ -64,12 +77,12 @@ def tangent_problem(
     Its couplings are those of the problem, in their order, with a `LinearCoupling` for each that is not affine.
     """
     flat_x, flat_y = trees.flatten_host(x), trees.flatten_host(y)
+    shapes = Frozen(trees.shapes(x)), Frozen(trees.shapes(y))
     coupling, bent, weights = [], [], []
-    for part, multiplier in zip(problem.coupling, multipliers, strict=True):
-        if part.affine:
+    for part, rows, multiplier in zip(problem.coupling, bent_rows_of(problem, *shapes), multipliers, strict=True):
+        if rows is None:
             coupling.append(part)
             continue
-        rows = RowFunctions((part,), problem.data, trees.shapes(x), trees.shapes(y))
         b, a = rows.jacobian(flat_x, flat_y)
         shift = rows.values(flat_x, flat_y) - b @ flat_x - a @ flat_y
         coupling.append(LinearCoupling(a.toarray(), b.toarray(), upper=rows.upper - shift))
@@ -77,7 +90,6 @@ def tangent_problem(
         weights.append(np.maximum(multiplier, 0.0))
     host = lambda tree: jax.tree.map(np.asarray, tree)
     lower = Bent(problem.lower, tuple(bent), host(x), host(y), tuple(weights))
-    shapes = Frozen(trees.shapes(x)), Frozen(trees.shapes(y))
     return derived(problem, _family(problem, *shapes), lower=lower, coupling=tuple(coupling))
 
 

@@ -24,10 +24,15 @@ class Solver(abc.ABC):
 
     default_max_steps: ClassVar[int]
     steady: ClassVar[bool]  # whether one step costs what another does
+    only_affine: ClassVar[bool] = True  # whether the rows have to be affine, and the lower level's
 
     def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
         """Raise `ProblemRefused` if the method cannot handle the problem. The point (x, y) only gives shapes."""
-        return
+        name = type(self).__name__
+        if self.only_affine and problem.upper_rows:
+            raise ProblemRefused(f"{name}: expected a problem without upper_rows, got some. Use the default.")
+        if self.only_affine and problem.curved:
+            raise ProblemRefused(f"{name}: expected rows that are affine, got a ConvexCoupling. Use the default.")
 
     @abc.abstractmethod
     def dispatch(

@@ -3,9 +3,11 @@
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support.division import positive
 from bilevax.certificate.stationarity.least_norm import least_norm
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives
+from bilevax.model.compressed_rows import row_squares
 
 
 def distance_to_cone(gradient: np.ndarray, normals: sp.csr_matrix, free: np.ndarray) -> tuple[float, np.ndarray]:
@@ -15,7 +17,7 @@ def distance_to_cone(gradient: np.ndarray, normals: sp.csr_matrix, free: np.ndar
     n_x = len(gradient)
     if np.all(np.diff(normals.indptr) == 1) and len(np.unique(normals.indices)) == normals.shape[0]:
         # Bounds of different entries: their normals are orthogonal, and each takes what it can of the gradient.
-        push = -(normals @ gradient)
+        push = -(normals @ gradient) / positive(row_squares(normals))
         push = np.where(free, push, np.maximum(push, 0.0))
         return float(np.linalg.norm(gradient + normals.T @ push)), push
     equations = [(sp.hstack([sp.eye(n_x), -normals.T]), gradient)]

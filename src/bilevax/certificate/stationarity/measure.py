@@ -185,8 +185,10 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, uniqu
     smooth = unique_y and unique.all() and not active.weak.any()
     gradient = piece_gradient(point, active.a, active.b) if smooth else None
     slopes = upper_gradients(point, active.a, active.b) if smooth else None
-    on_kink = gradient is None or slopes is None
-    found = _on_kink(point, active, unique) if on_kink else _on_piece(point, gradient, slopes)
+    if gradient is None or slopes is None:
+        found = _on_kink(point, active, unique)
+    else:
+        found = _on_piece(point, gradient, slopes)
     return _result(found, point, active, smallest, gap)
 
 

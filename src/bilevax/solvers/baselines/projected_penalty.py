@@ -64,6 +64,7 @@ class ProjectedPenalty(CompiledSolver):
         return self.sigma
 
     def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
+        super().check(problem, x, y)
         with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
             zero_x, zero_y = trees.zeros(x), trees.zeros(y)
             like = jax.eval_shape(problem.rows, zero_x, zero_y)

@@ -41,7 +41,7 @@ Variant = Literal["auto", "direct", "first-order"]
 class Default(HostSolver):
     """The tuning-free default: smoothing to find a basin, exact pieces to finish in it.
 
-    For convex lower levels with affine rows; f may be nonconvex.
+    For convex lower levels; f may be nonconvex. Upper rows and rows that are not affine are for the direct variant.
 
     Parameters
     ----------
@@ -55,6 +55,7 @@ class Default(HostSolver):
     variant: Variant = "auto"
     default_max_steps: ClassVar[int] = 2000
     keeps_diary: ClassVar[bool] = True
+    only_affine: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.variant not in get_args(Variant):

@@ -17,7 +17,6 @@ from bilevax.model.compressed_rows import on_top
 from bilevax.model.derived import DerivedProblem, derived
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem
-from bilevax.model.row_functions import RowFunctions
 from bilevax.model.set_rows import SetRows
 from bilevax.model.sets import ConvexSet
 from bilevax.model.tangent import tangent_problem
@@ -64,8 +63,7 @@ class Follower:
     """The lower level of a problem with rows that are not affine."""
 
     def __init__(self, flat: FlatProblem):
-        self.flat, problem = flat, flat.problem
-        self._rows = RowFunctions(problem.coupling, problem.data, flat.x_like, flat.y_like)
+        self.flat = flat
         self._ends = np.cumsum([trees.size(shape) for shape in flat.row_shapes])[:-1]
 
     def tangent(self, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray) -> BilevelProblem:
@@ -75,10 +73,11 @@ class Follower:
 
     def answer(self, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray) -> Answered | None:
         """Return the answer at x, from a guess; None where there is none, or it is not found."""
-        flat, last = self.flat, np.inf
+        flat, last, scales = self.flat, np.inf, None
         for _ in range(TANGENTS.newton_steps):
-            problem = self.tangent(x, y, multipliers)
-            solved = _lower_level(FlatProblem(problem, flat.x_like, flat.y_like), x, y)
+            user = FlatProblem(self.tangent(x, y, multipliers), flat.x_like, flat.y_like)
+            scales = equilibrated(user, user.x_tree(x), user.y_tree(y)).scales if scales is None else scales
+            solved = _lower_level(user.in_units(scales), x, y)
             if solved is None:
                 return None
             end, multipliers = solved
@@ -93,10 +92,9 @@ class Follower:
         return Answered(x, y, multipliers, value) if np.isfinite(value) else None
 
 
-def _lower_level(user: FlatProblem, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the lower level's answer at x and the multipliers of its coupled rows, in the user's units."""
-    flat = equilibrated(user, user.x_tree(x), user.y_tree(y))
-    scales, count = flat.scales, user.rows.A.shape[0]
+def _lower_level(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the lower level's answer at x and the multipliers of its coupled rows, all in the user's units."""
+    scales, count = flat.scales, flat.rows.A.shape[0]
     there = x / scales.x, y / scales.y
     size = max(flat.n_x, flat.n_y, count + flat.y_rows.matrix.shape[0])
     by = sparsely if not flat.y_rows.balls and suits_sparse(flat, *there, size) else densely
