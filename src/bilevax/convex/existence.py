@@ -21,7 +21,9 @@ def is_unique(rows: Rows, point: Point) -> bool:
     largest = np.max(abs(hessian.data), initial=0.0)
     if largest > 0 and has_eigenvalues_above(hessian, CONVEX_TOLERANCES.unique_curvature):
         return True
-    sizes = rows.relative(abs(point.multipliers), point.scale)
+    terms = point.at.objective.terms
+    scale = point.scale if terms is None else np.maximum(point.scale, terms)
+    sizes = rows.relative(abs(point.multipliers), scale)
     strong = rows.equality | (sizes > CONVEX_TOLERANCES.strong_multiplier)
     free = np.setdiff1d(np.arange(size), rows.only_column[strong])
     if free.size == 0 or free.size > DENSE.null_space:

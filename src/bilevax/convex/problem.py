@@ -23,11 +23,15 @@ class Objective:
         The function and its gradient. They may return nan or inf outside the function's domain.
     hessian
         The full symmetric Hessian as a sparse matrix.
+    terms
+        The size of the terms that the gradient's linear part was added up from, where that is known: what is left of
+        them where they cancel is rounding.
     """
 
     value: Callable[[np.ndarray], float]
     gradient: Callable[[np.ndarray], np.ndarray]
     hessian: Callable[[np.ndarray], sparse.csc_matrix]
+    terms: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

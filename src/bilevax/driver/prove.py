@@ -13,7 +13,7 @@ from bilevax._support.clock import deadline, in_time
 from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
-from bilevax.certificate.certificate import certify_flat
+from bilevax.certificate.certify import certify_flat
 from bilevax.driver.arguments import Limits, check_limits
 from bilevax.driver.ending import Ending
 from bilevax.driver.proof import Proof

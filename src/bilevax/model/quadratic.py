@@ -53,6 +53,7 @@ class Quadratic:
             value=lambda y: float(linear @ y + 0.5 * y @ (hessian @ y)),
             gradient=lambda y: linear + hessian @ y,
             hessian=lambda y: self.hessian,
+            terms=np.abs(self.gradient) + abs(mixed) @ np.abs(x),
         )
 
 

@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from bilevax._support.memory import Frozen
+from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
+from bilevax.model.row_functions import upper_rows_of
 from bilevax.proof.program import AffineRows, ComplementarityProgram, LowerGradient, complementarity_program
 
 
@@ -12,6 +15,8 @@ class Unsupported(Exception):
 
 def build(flat: FlatProblem) -> ComplementarityProgram:
     """Return the program of a problem, in the units of ``flat``; raise `Unsupported` where there is none."""
+    if flat.problem.curved:
+        raise Unsupported("a row of the lower level is not affine")
     upper = flat.quadratics["upper"]
     if upper is None:
         raise Unsupported("f is not a quadratic in x and y together")
@@ -50,5 +55,14 @@ def leader_rows(flat: FlatProblem) -> AffineRows:
     """Return the rows of X, and those that only the leader has to satisfy."""
     if flat.x_rows.balls:
         raise Unsupported("the set X is a ball")
-    of_x = flat.x_rows.matrix.toarray()
-    return AffineRows(of_x, np.zeros((len(of_x), flat.n_y)), flat.x_rows.lower, flat.x_rows.upper)
+    upper = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+    if not upper.affine:
+        raise Unsupported("an upper row is not affine")
+    of_x, zero = flat.x_rows.matrix.toarray(), (np.zeros(flat.n_x), np.zeros(flat.n_y))
+    rows = upper_rows_at(flat, *zero)  # affine: the same wherever they are looked at, but for their values
+    return AffineRows(
+        np.vstack([of_x, rows.x.toarray()]),
+        np.vstack([np.zeros((len(of_x), flat.n_y)), rows.y.toarray()]),
+        np.concatenate([flat.x_rows.lower, rows.lower - rows.value]),
+        np.concatenate([flat.x_rows.upper, rows.upper - rows.value]),
+    )

@@ -6,6 +6,7 @@ import numpy as np
 
 from bilevax.exact.lower import constraints_at, objective_at
 from bilevax.exact.phi import evaluate
+from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
 from bilevax.proof.settings import PROOF
 
@@ -27,7 +28,7 @@ def incumbent_at(flat: FlatProblem, x: np.ndarray) -> Incumbent | None:
     if flat.x_rows.violation(x) > PROOF.on_x_set:
         return None
     phi = evaluate(flat, x)
-    if not (phi.solved and np.isfinite(phi.value)):
+    if not (phi.solved and np.isfinite(phi.value)) or upper_rows_at(flat, x, phi.lower.y).violation > PROOF.on_x_set:
         return None
     return Incumbent(phi.value, x, phi.lower.y, phi.lower.multipliers)
 
@@ -38,7 +39,8 @@ def best_incumbent(flat: FlatProblem, x: np.ndarray, y: np.ndarray, multipliers:
     They differ where several minimisers tie at x: the leader has the choice, and rounding of x may take it away.
     """
     solved = incumbent_at(flat, x)
-    if flat.problem.choice != "optimistic" or flat.x_rows.violation(x) > PROOF.on_x_set:
+    outside = max(flat.x_rows.violation(x), upper_rows_at(flat, x, y).violation)
+    if flat.problem.choice != "optimistic" or outside > PROOF.on_x_set:
         return solved
     value = flat.value("upper", x, y)
     if solved is not None and value >= solved.value - PROOF.feasible * (1 + abs(value)):
