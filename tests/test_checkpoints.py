@@ -113,7 +113,7 @@ def crossing():
 FIRST_ORDER = {"solver": bx.Default(variant="first-order")}
 CASES = {
     "toy": (lambda: (toy(), 1.5), {}),
-    "quadratic": (quadratic, {}),
+    "quadratic": (quadratic, {"solver": bx.Default()}),  # else a proof would come before the search
     "bent": (bent, {}),
     "network": (network, {}),
     "toy, first-order": (lambda: (toy(), 1.5), FIRST_ORDER),

@@ -119,7 +119,8 @@ PROBLEMS = {
 def test_every_phase_looks_at_the_clock(name, monkeypatch):
     """Where the time is over, not one more step is made; neither is a certificate, but for saying so."""
     problem, x0 = PROBLEMS[name]()
-    settings: dict[str, Any] = {"solver": bx.Default(variant="first-order")} if name == "first-order" else {}
+    solver = bx.Default(variant="first-order") if name == "first-order" else bx.Default()
+    settings: dict[str, Any] = {"solver": solver}
     whole = bx.solve(problem, x0, **settings)
     phases = [phase for phase in dict.fromkeys(whole.history["phase"]) if phase != "answer"]
     assert {"smooth descent", "exact descent"} <= set(phases)

@@ -114,11 +114,11 @@ def test_what_curves_down_is_refused():
         reduce(program_of(problem._replace(W=-problem.W)))
 
 
-def two_valleys(**options) -> bx.BilevelProblem:
+def two_valleys(lower=lambda x, y: (y[0] - x[0]) ** 2, **options) -> bx.BilevelProblem:
     """Phi has a local minimum at x = -1 with value 1, and the global one at x = 2: y follows x only upwards."""
     return bx.BilevelProblem(
         upper=lambda x, y: (x[0] + 1) ** 2 + 4 * (y[0] - 2) ** 2 - 15,
-        lower=lambda x, y: (y[0] - x[0]) ** 2,
+        lower=lower,
         x_set=bx.Box(np.array([-3.0]), np.array([3.0])),
         y_set=bx.Box(np.array([0.0]), np.array([5.0])),
         **options,
@@ -174,3 +174,24 @@ def test_an_infeasible_problem_is_proven_to_be_one():
     assert proof.status is bx.ProofStatus.INFEASIBLE
     assert proof.lower_bound == np.inf
     assert proof.solution is None
+
+
+def test_solve_returns_a_proven_optimum_where_the_problem_is_small():
+    start = np.array([-1.0])
+    solution = bx.solve(two_valleys(), start)
+    assert solution.success
+    assert solution.proof.proven
+    assert solution.proof.lower_bound == pytest.approx(solution.value, rel=1e-6)
+    assert solution.value == pytest.approx(-7.8, abs=1e-9)
+    assert list(solution.history["phase"]) == ["proof"]
+    assert "Proof" in str(solution)
+    searched = bx.solve(two_valleys(), start, solver=bx.Default())
+    assert searched.proof is None
+
+
+def test_a_cube_of_x_alone_in_g_leaves_its_gradient_affine():
+    proof = bx.prove(two_valleys(lower=lambda x, y: (y[0] - x[0]) ** 2 + x[0] ** 3))
+    assert proof.proven
+    assert proof.upper_bound == pytest.approx(-7.8, abs=1e-9)
+    mixed = two_valleys(lower=lambda x, y: (y[0] - x[0]) ** 2 + x[0] ** 2 * y[0])
+    assert bx.prove(mixed).status is bx.ProofStatus.UNSUPPORTED

@@ -6,6 +6,7 @@ import numpy as np
 
 from bilevax._support import html
 from bilevax.driver.solution import Solution
+from bilevax.proof.bounds import Bounds, relative_gap
 from bilevax.proof.status import ProofStatus
 
 
@@ -63,3 +64,24 @@ class Proof:
 
     def _repr_html_(self) -> str:
         return html.facts(f"Proof: {self.message}", self._lines())
+
+
+def concluded(bounds: Bounds, best: Solution | None, gap: float, seconds: float, unit: float) -> Proof:
+    """Return the proof that bounds and the certified best solution amount to."""
+    left = relative_gap(bounds.lower, bounds.upper, unit)
+    numbers = f"between {bounds.lower:.6g} and {bounds.upper:.6g} after {bounds.nodes} nodes"
+    message = f"{bounds.status.value} {bounds.remark}".strip() + f" ({numbers}.)"
+    columns = np.array(bounds.trace).reshape(-1, 4).T
+    names = ("time", "nodes", "lower_bound", "upper_bound")
+    return Proof(
+        lower_bound=bounds.lower,
+        upper_bound=bounds.upper,
+        gap=left,
+        proven=left <= gap,
+        solution=best,
+        nodes=bounds.nodes,
+        time=seconds,
+        status=bounds.status,
+        message=message,
+        history=dict(zip(names, columns, strict=True)),
+    )

@@ -16,7 +16,7 @@ from bilevax._support.threads import blas_threads
 from bilevax.certificate.certify import certify_flat
 from bilevax.driver.arguments import Limits, check_limits
 from bilevax.driver.ending import Ending
-from bilevax.driver.proof import Proof
+from bilevax.driver.proof import Proof, concluded
 from bilevax.driver.solution import Solution
 from bilevax.driver.solve import solve
 from bilevax.driver.verdict import conclude
@@ -24,7 +24,7 @@ from bilevax.driver.watch import Watch
 from bilevax.model.coupling import LinearCoupling
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, validate
-from bilevax.proof.bounds import Bounds, relative_gap
+from bilevax.proof.bounds import Bounds
 from bilevax.proof.search import global_bounds
 from bilevax.proof.settings import PROOF
 
@@ -134,27 +134,6 @@ def certified_best(
     watch.record(bounds.nodes, {"phase": "proof", "upper": bounds.upper})
     ending = Ending(x, y, bounds.nodes, converged=True)
     return conclude("branch and bound", ending, certificate, watch)
-
-
-def concluded(bounds: Bounds, best: Solution | None, gap: float, seconds: float, unit: float) -> Proof:
-    """Return the proof that bounds and the certified best solution amount to."""
-    left = relative_gap(bounds.lower, bounds.upper, unit)
-    numbers = f"between {bounds.lower:.6g} and {bounds.upper:.6g} after {bounds.nodes} nodes"
-    message = f"{bounds.status.value} {bounds.remark}".strip() + f" ({numbers}.)"
-    columns = np.array(bounds.trace).reshape(-1, 4).T
-    names = ("time", "nodes", "lower_bound", "upper_bound")
-    return Proof(
-        lower_bound=bounds.lower,
-        upper_bound=bounds.upper,
-        gap=left,
-        proven=left <= gap,
-        solution=best,
-        nodes=bounds.nodes,
-        time=seconds,
-        status=bounds.status,
-        message=message,
-        history=dict(zip(names, columns, strict=True)),
-    )
 
 
 def _start(problem: BilevelProblem, solution: Any) -> PyTree:

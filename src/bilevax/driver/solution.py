@@ -34,6 +34,8 @@ class Solution:
         ``steps``, ``time``, ``solver`` and what else the solver counts.
     state
         The solver's last state, from which a later run may be warm-started.
+    proof
+        The `Proof` that there is nothing better, where one was found; else None.
     """
 
     x: PyTree
@@ -47,6 +49,7 @@ class Solution:
     history: dict[str, np.ndarray]
     stats: dict[str, Any]
     state: Any = dataclasses.field(default=None, repr=False)
+    proof: Any = dataclasses.field(default=None, repr=False)
 
     def _lines(self) -> list[tuple[str, str]]:
         return [
@@ -61,10 +64,12 @@ class Solution:
         lines = self._lines()
         width = max(len(key) for key, _ in lines)
         body = "\n".join(f"  {key:<{width}}  {value}" for key, value in lines)
-        return f"Solution: {self.message}\n{body}\n{self.certificate}"
+        proof = "" if self.proof is None else f"\n{self.proof}"
+        return f"Solution: {self.message}\n{body}\n{self.certificate}{proof}"
 
     def _repr_html_(self) -> str:
-        return html.facts(f"Solution: {self.message}", self._lines()) + self.certificate._repr_html_()
+        proof = "" if self.proof is None else self.proof._repr_html_()
+        return html.facts(f"Solution: {self.message}", self._lines()) + self.certificate._repr_html_() + proof
 
 
 def _format(value: Any) -> str:

@@ -1,5 +1,6 @@
 """`solve`, the front door: checks what it is given, runs the solver, certifies and judges the answer."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,18 @@ from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.certificate import Certificate
 from bilevax.driver.arguments import Limits, Start, check_callback, check_limits, check_paths, chosen, warn_outside
+from bilevax.driver.at_once import AtOnce, proven_at_once
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import run_in_chunks
 from bilevax.driver.ending import Ending
+from bilevax.driver.proof import concluded
 from bilevax.driver.search import search
 from bilevax.driver.solution import Solution
 from bilevax.driver.verdict import conclude, judged, pursued, unbounded_if_it_falls_forever
 from bilevax.driver.watch import Progress, Watch
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem, validate
+from bilevax.proof.settings import PROOF
 from bilevax.solvers.base import CompiledSolver, HostSolver, Solver
 
 
@@ -53,7 +57,9 @@ def solve(
     y0
         The lower level's start; y*(x0), solved exactly, when absent.
     solver
-        A solver object such as ``SFLCB(...)``; the tuning-free `Default` when absent.
+        A solver object such as ``SFLCB(...)``. When absent, the tuning-free `Default`; before it, where the problem is
+        small and its class allows that, a global optimum is looked for, which then comes with its ``proof``; not so
+        with a callback, a limit of steps, a checkpoint or a warm start, which are about the search.
     rtol, atol
         Tolerances of the solver's stopping test; the certificate's stationarity has to be at most ``rtol``.
     max_steps, time_limit
@@ -97,6 +103,9 @@ def solve(
         fixed = method.dispatch(compiled=lambda _: {}, host=lambda _: {"rtol": rtol})
         files = Files.open(checkpoint, resume, problem, method, **fixed)
         method.check(problem, x, y_like)
+        unwatched = solver is callback is max_steps is checkpoint is resume is warm_start is None
+        if unwatched and (at_once := proven_at_once(flat, x, watch)) is not None:
+            return _with_proof(at_once, watch)
         ending, certificate = method.dispatch(
             compiled=lambda solver: _stepped(flat, solver, start, dtype, watch, files),
             host=lambda solver: _searched(flat, solver, start, watch, files),
@@ -106,6 +115,13 @@ def solve(
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
+
+
+def _with_proof(found: AtOnce, watch: Watch) -> Solution:
+    """Return a global optimum as a solution, with its proof."""
+    solution = conclude("branch and bound", found.ending, found.certificate, watch)
+    proof = concluded(found.bounds, solution, PROOF.gap_at_once, solution.stats["time"], found.unit)
+    return dataclasses.replace(solution, proof=proof)
 
 
 def _stepped(

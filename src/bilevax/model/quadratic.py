@@ -117,15 +117,28 @@ def joint_quadratic(fn: Callable, program: Program, n_x: int, n_y: int) -> Joint
     Its ``program`` gives values; the derivatives are those of its traced gradient along the unit vectors. None where an
     operation is not known to NumPy, or a number is not finite.
     """
-    gradient = Program(trace(lambda x, y: jnp.concatenate(jax.grad(fn, argnums=(0, 1))(x, y)), n_x, n_y))
+    numbers = gradient_numbers(lambda x, y: jnp.concatenate(jax.grad(fn, argnums=(0, 1))(x, y)), n_x, n_y)
+    value = HostFunction(program)
+    try:
+        finite = numbers is not None and np.isfinite(value(np.zeros(n_x), np.zeros(n_y)))
+    except jets.Unsupported:
+        return None
+    if numbers is None or not finite:
+        return None
+    linear, curvature = numbers
+    return JointQuadratic(n_x, value, linear, 0.5 * (curvature + curvature.T))
+
+
+def gradient_numbers(gradient: Callable, n_x: int, n_y: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return an affine gradient at zero, and its change along each unit vector of (x, y), one a row; or None."""
+    program = Program(trace(gradient, n_x, n_y))
     origin, units = np.zeros((n_x + n_y, n_x + n_y)), np.eye(n_x + n_y)
     of_x, of_y = (jets.line_jet(origin[:, part], units[:, part]) for part in (slice(n_x), slice(n_x, None)))
     try:
-        (along,) = gradient.evaluate(of_x, of_y, [gradient.result])
-        value = HostFunction(program)
-        finite = np.isfinite(along).all() and np.isfinite(value(np.zeros(n_x), np.zeros(n_y)))
+        (along,) = program.evaluate(of_x, of_y, [program.result])
     except jets.Unsupported:
         return None
-    linear = np.array(np.broadcast_to(along[0], origin.shape)[0])
-    curvature = along[1] if len(along) > 1 else origin  # one component: the gradient does not depend on the point
-    return JointQuadratic(n_x, value, linear, 0.5 * (curvature + curvature.T)) if finite else None
+    shape = n_x + n_y, program.shapes[program.result][0]
+    constant = np.array(np.broadcast_to(along[0], shape)[0])
+    slopes = along[1] if len(along) > 1 else np.zeros(shape)  # one component: it does not depend on the point
+    return (constant, slopes) if np.isfinite(along).all() else None

@@ -7,6 +7,7 @@ from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
 from bilevax.model.row_functions import upper_rows_of
 from bilevax.proof.program import AffineRows, ComplementarityProgram, LowerGradient, complementarity_program
+from bilevax.proof.settings import PROOF
 
 
 class Unsupported(Exception):
@@ -17,6 +18,9 @@ def build(flat: FlatProblem) -> ComplementarityProgram:
     """Return the program of a problem, in the units of ``flat``; raise `Unsupported` where there is none."""
     if flat.problem.curved:
         raise Unsupported("a row of the lower level is not affine")
+    size = flat.n_x + flat.n_y + flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0]
+    if size > PROOF.most_variables:
+        raise Unsupported(f"it has {size} variables and rows, more than {PROOF.most_variables}")
     upper = flat.quadratics["upper"]
     if upper is None:
         raise Unsupported("f is not a quadratic in x and y together")

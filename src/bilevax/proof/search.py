@@ -22,6 +22,7 @@ def global_bounds(
     gap: float,
     help: Callable[[], np.ndarray | None] = lambda: None,
     look: Callable[[int, float, float], None] = lambda nodes, lower, upper: None,
+    most_nodes: float = np.inf,
 ) -> Bounds:
     """Return proven bounds on the least Phi; stopped by the deadline of `clock`, or from the keyboard.
 
@@ -37,6 +38,8 @@ def global_bounds(
         Called once, where the search does not end at once; returns another point, or None.
     look
         Called on the way with the nodes so far, and both bounds.
+    most_nodes
+        After how many nodes to stop.
     """
     try:
         program = build(flat)
@@ -54,6 +57,8 @@ def global_bounds(
         for _ in tree.search():
             trace.append((time.monotonic() - began, tree.nodes, tree.lower_bound / unit, tree.upper / unit))
             look(*trace[-1][1:])
+            if tree.nodes > most_nodes:
+                raise OutOfTime
             if tree.nodes > PROOF.help_after and not helped:
                 helped, point = True, help()
                 tree.offer(None if point is None else incumbent_at(flat, point))
@@ -64,6 +69,18 @@ def global_bounds(
     if status is None:
         status = _settled(tree)
     return Bounds(tree.lower_bound / unit, tree.upper / unit, tree.best, tree.nodes, status, trace=tuple(trace))
+
+
+def is_small(flat: FlatProblem) -> bool:
+    """Return whether a problem is of the class and the size for which a few nodes take no time."""
+    if flat.problem.curved:
+        return False
+    rows = flat.rows.A.shape[0] + flat.y_rows.matrix.shape[0] + flat.x_rows.matrix.shape[0]
+    return (
+        flat.n_x + flat.n_y + rows <= PROOF.most_at_once
+        and flat.quadratics["upper"] is not None
+        and flat.lower_quadratic is not None
+    )
 
 
 def _settled(tree: Tree) -> ProofStatus:

@@ -33,6 +33,10 @@ class ProofSettings:
     same_value: float = 1e-9  # relative difference up to which two values are one
     help_after: int = 200  # nodes after which the default is asked for an incumbent,
     help_share: float = 0.2  # and for which part of the time that is left
+    most_variables: int = 1500  # variables and rows up to which programs are put together, as arrays
+    most_at_once: int = 200  # variables and rows up to which `solve` tries a proof first,
+    nodes_at_once: int = 100  # with so many nodes
+    gap_at_once: float = 1e-6  # and to this gap
     candidates: int = 8  # pairs whose two sides are tried before one is branched on
     reliable: int = 4  # trials after which a pair's own record predicts its effect
     least_gain: float = 1e-6  # relative gain of a bound below which pairs are alike
