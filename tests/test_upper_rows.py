@@ -105,7 +105,7 @@ def test_a_kink_at_an_active_upper_row():
 
 def test_resumed_bit_for_bit(tmp_path):
     problem, path = follower(row(upper=2.0)), tmp_path / "run"
-    whole = bx.solve(problem, np.zeros(2))
+    whole = bx.solve(problem, np.zeros(2), solver=bx.Default())
     bx.solve(problem, np.zeros(2), checkpoint=path, max_steps=12)
     resumed = bx.solve(problem, np.zeros(2), resume=path)
     np.testing.assert_array_equal(resumed.x, whole.x)
