@@ -8,15 +8,21 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax._support import clock
 from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax._support.programs import conic, linprog
 from bilevax.certificate import certificate, challenge
+from bilevax.convex.basic_multipliers import basic_multipliers, independent, rows_within
+from bilevax.convex.optimality import Local, scaled_rows
+from bilevax.convex.problem import Constraints, Objective
 from bilevax.datasets import Dataset
 from bilevax.driver import chunks
 from bilevax.exact import phi
+from bilevax.exact.active_rows import project_out, smallest_singular_value
+from bilevax.exact.sensitivity import solve_kkt
 from bilevax.model import scales
 from bilevax.problems import svm
 from bilevax.problems.quadratic import random_quadratic
@@ -112,6 +118,24 @@ PROBLEMS = {
     "sparse": network,
     "first-order": lambda: (svm(vectors(60, 0), vectors(60, 1)), np.full(60, 3.0)),
 }
+
+
+def test_every_factorisation_of_rows_looks_at_the_clock():
+    """Those of a thousand rows take a good part of a second each, and a certificate asks for dozens."""
+    rows = sp.csr_matrix(np.eye(3, 4))
+    some = scaled_rows(Constraints(rows, -np.ones(3), np.ones(3)), 0.0)[0]
+    at = Local(Objective(lambda y: 0.5 * float(y @ y), lambda y: y, lambda y: sp.csc_matrix(np.eye(4))), np.zeros(4))
+    active = rows_within(some, at.y, 0.0)
+    for work in (
+        lambda: independent(some, at.y, active),
+        lambda: basic_multipliers(some, at, active),
+        lambda: smallest_singular_value(rows),
+        lambda: project_out(rows, np.ones(4)),
+        lambda: solve_kkt(sp.csc_matrix(np.eye(4)), rows, np.ones(7)),
+    ):
+        work()
+        with deadline(time.monotonic()), pytest.raises(OutOfTime):
+            work()
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ def with_basic_multipliers(rows: Rows, point: Point, tolerance: float) -> Point:
 
 def independent(rows: Rows, y: np.ndarray, active: Active) -> bool:
     """Whether the active rows and the normals of the active balls are linearly independent."""
+    clock.check()
     held = np.vstack([_array(rows.matrix[active.side != 0]), _array(rows.ball_normals(y)[active.balls])])
     if held.shape[0] == 0 or held.shape[0] > y.size:
         return held.shape[0] == 0
@@ -65,6 +66,7 @@ def basic_multipliers(rows: Rows, at: Local, active: Active) -> tuple[np.ndarray
 
     They come from nonnegative least squares, so those that are not zero belong to independent rows.
     """
+    clock.check()
     balls = np.flatnonzero(active.balls)
     inequality = np.flatnonzero((active.side != 0) & ~rows.equality)
     normals = _array(rows.ball_normals(at.y)[balls])

@@ -7,6 +7,7 @@ import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
+from bilevax._support import clock
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
@@ -206,6 +207,7 @@ def _merge(
 def _independent(rows: sp.csr_matrix, equality: np.ndarray) -> np.ndarray:
     """Return which rows are left without equalities that are combinations of others; all where testing costs much."""
     kept, index = np.ones(len(equality), bool), np.flatnonzero(equality)
+    clock.check()
     if index.size > 1 and index.size**2 * rows.shape[1] <= EXACT_SETTINGS.dependence_work:
         triangle, order = scipy.linalg.qr(rows[index].T.toarray(), mode="r", pivoting=True)
         pivots = np.zeros(index.size)
@@ -221,6 +223,7 @@ def smallest_singular_value(a: sp.csr_matrix) -> float:
         return np.inf
     if count > size:
         return 0.0
+    clock.check()
     if count * size <= EXACT_SETTINGS.dense_entries:
         return float(np.linalg.svd(a.toarray(), compute_uv=False)[-1])
     # Inverse iteration on a a': a few rounds give the order of magnitude, which is all that LICQ needs.
@@ -233,6 +236,7 @@ def smallest_singular_value(a: sp.csr_matrix) -> float:
 
 def project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
     """Return the projection of a vector onto the null space of the rows."""
+    clock.check()
     rows = sp.csr_matrix(rows)
     rows.eliminate_zeros()
     single = np.flatnonzero(np.diff(rows.indptr) == 1)

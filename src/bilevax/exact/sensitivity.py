@@ -7,6 +7,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
+from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax.convex.curvature import own_units
 from bilevax.convex.problem import ConvexSolution
@@ -116,6 +117,7 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
     It is solved with variables in the units of their curvatures, which near a border of g's domain differ by many
     orders of magnitude.
     """
+    clock.check()
     unit = own_units(hessian)
     a = scaled(sp.csr_matrix(a), np.ones(a.shape[0]), unit)
     length = np.sqrt(row_squares(a))

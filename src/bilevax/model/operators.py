@@ -249,7 +249,7 @@ class Lineax(LinearMap):
 
 
 def probe_columns(
-    apply: Any, shape: tuple[int, int], *, compile: bool = True, batch_entries: int = 2**22
+    apply: Any, shape: tuple[int, int], *, compile: bool = True, batch_entries: int = 2**20
 ) -> sp.csc_matrix:
     """Return the sparse matrix of a linear function by applying it to unit vectors, a bounded batch at a time.
 
