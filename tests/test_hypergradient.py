@@ -10,7 +10,8 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.hypergradient.choice import phi_of
-from bilevax.solvers.default.hypergradient.program import Lower, Rows, Units, phi_program
+from bilevax.solvers.default.hypergradient.phi import Lower
+from bilevax.solvers.default.hypergradient.program import Rows, Units, phi_program
 
 N, D = 60, 4
 

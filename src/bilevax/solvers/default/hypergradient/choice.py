@@ -5,7 +5,7 @@ import numpy as np
 from bilevax._support import trees
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.hypergradient.compiled import CompiledPhi
-from bilevax.solvers.default.hypergradient.descent import Phi
+from bilevax.solvers.default.hypergradient.phi import Phi
 from bilevax.solvers.default.hypergradient.sparse import SparsePhi
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.settings import HYPERGRADIENT, SIZES

@@ -1,32 +1,16 @@
 """Quasi-Newton descent on Phi, as long as no kink is in the way."""
 
 from collections.abc import Generator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from bilevax.solvers.base import Snapshot
+from bilevax.solvers.default.hypergradient.phi import Phi
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.quasi_newton import Objective, SmoothPoint, quasi_newton, slope
+from bilevax.solvers.default.quasi_newton import SmoothPoint, quasi_newton, slope
 from bilevax.solvers.default.settings import EXACT, HYPERGRADIENT
-
-
-class Answer(NamedTuple):
-    """What else is known of a lower-level answer: which constraints are active, and their slacks."""
-
-    active: np.ndarray
-    slack: np.ndarray
-
-
-class Phi(Objective, Protocol):
-    """Phi with its exact gradient; the ``state`` of its points is an `Answer`."""
-
-    rows: LowerRows
-
-    def begin(self, x: np.ndarray, y: np.ndarray) -> SmoothPoint | None:
-        """Return the point at x, y being the only guess; None where the lower level is not solved."""
-        ...
 
 
 class Reached(NamedTuple):

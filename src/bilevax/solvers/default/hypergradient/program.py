@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import lu_factor, lu_solve
 
 from bilevax.model.kernels import along_each
+from bilevax.solvers.default.hypergradient.phi import Lower
 from bilevax.solvers.default.settings import EXACT, HYPERGRADIENT
 
 
@@ -38,14 +39,6 @@ class Rows(NamedTuple):
     B: Any
     c: Any
     equality: Any
-
-
-class Lower(NamedTuple):
-    """A lower-level answer, or a guess of it: y, the multipliers, and which constraints are active."""
-
-    y: Any
-    multiplier: Any
-    active: Any
 
 
 class Evaluated(NamedTuple):

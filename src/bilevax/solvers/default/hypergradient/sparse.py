@@ -5,55 +5,30 @@ then corrected. Entries of y on an active bound and rows that are not active are
 pattern stays the same: the order of elimination is found once, and a step costs one factorisation.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import qdldl
 import scipy.sparse as sp
 
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem
-from bilevax.solvers.default.hypergradient.descent import Answer
+from bilevax.solvers.default.hypergradient.phi import Answer, Lower, Phi
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.lower.sparse_algebra import Layout
 from bilevax.solvers.default.quasi_newton import SmoothPoint
 from bilevax.solvers.default.settings import ALGEBRA, EXACT, HYPERGRADIENT
 
 
-class _Lower(NamedTuple):
-    """A lower-level answer, or a guess of it: y lies on the active bounds, and inactive rows have no multiplier."""
-
-    y: np.ndarray
-    multiplier: np.ndarray
-    active: np.ndarray
-
-
-class SparsePhi:
-    """Phi of one problem as an objective for `quasi_newton`."""
+class SparsePhi(Phi):
+    """Phi of one problem; of its answers y lies on the active bounds, and inactive rows have no multiplier."""
 
     def __init__(self, flat: FlatProblem, rows: LowerRows):
-        self.flat, self.rows = flat, rows
+        super().__init__(flat, rows)
         self._general = sp.csr_matrix(rows.A[: rows.general])
         self._transposed = sp.csr_matrix(self._general.T)
         self._layout: Layout | None = None
 
-    def begin(self, x: np.ndarray, y: np.ndarray) -> SmoothPoint | None:
-        """Return the point at x, y being the only guess."""
-        return self._evaluate(x, _Lower(y, np.zeros(self.rows.count), ~self.rows.inequality))
-
-    def evaluate(self, x: np.ndarray, smoothing: None, warm: SmoothPoint) -> SmoothPoint | None:
-        """Return the point at x, started from a near one; None where the lower level is not solved."""
-        return self._evaluate(x, _Lower(warm.y, warm.multiplier, warm.state.active))
-
-    def refit(self, point: SmoothPoint) -> None:
-        """Return None: there is no smoothing."""
-
-    def refine(self, point: SmoothPoint) -> SmoothPoint:
-        """Return the point itself: it is exact."""
-        return point
-
     @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a failure shows in its numbers, and returns None
-    def _evaluate(self, x: np.ndarray, guess: _Lower) -> SmoothPoint | None:
+    def _evaluate(self, x: np.ndarray, guess: Lower) -> SmoothPoint | None:
         flat, rows = self.flat, self.rows
         try:
             lower = self._solve(x, guess)
@@ -69,7 +44,7 @@ class SparsePhi:
         state = Answer(lower.active, -rows.values(x, lower.y))
         return SmoothPoint(x, lower.y, lower.multiplier, value, gradient, None, state)
 
-    def _solve(self, x: np.ndarray, guess: _Lower) -> _Lower | None:
+    def _solve(self, x: np.ndarray, guess: Lower) -> Lower | None:
         """Return the lower level's answer at x; None where no set of active constraints fits."""
         lower, seen = self._with(guess, guess.active), set()
         for _ in range(HYPERGRADIENT.newton_steps):
@@ -85,7 +60,7 @@ class SparsePhi:
             lower = self._with(lower, active)
         return None
 
-    def _newton(self, x: np.ndarray, lower: _Lower) -> _Lower | None:
+    def _newton(self, x: np.ndarray, lower: Lower) -> Lower | None:
         """Return the answer with this set of active constraints, whatever their signs."""
         misfit, before, general = self._misfit(x, lower), np.inf, self.rows.general
         for _ in range(HYPERGRADIENT.newton_steps):
@@ -97,7 +72,7 @@ class SparsePhi:
             for length in 0.5 ** np.arange(HYPERGRADIENT.halvings):
                 multiplier = lower.multiplier.copy()
                 multiplier[:general] += length * along_rows
-                trial = _Lower(lower.y + length * along_y, multiplier, lower.active)
+                trial = Lower(lower.y + length * along_y, multiplier, lower.active)
                 left = self._misfit(x, trial)
                 if np.linalg.norm(left) <= (1 - 1e-4 * length) * np.linalg.norm(misfit):  # false for NaN
                     lower, misfit, before = trial, left, size
@@ -106,17 +81,17 @@ class SparsePhi:
                 return lower if size <= EXACT.accurate else None
         return None
 
-    def _with(self, lower: _Lower, active: np.ndarray) -> _Lower:
+    def _with(self, lower: Lower, active: np.ndarray) -> Lower:
         """Return the point with another set of active constraints."""
         rows, y, on = self.rows, lower.y.copy(), active[self.rows.bounds]
         y[rows.column[on]] = (rows.sign * rows.c[rows.bounds])[on]
-        return _Lower(y, np.where(active, lower.multiplier, 0.0), active)
+        return Lower(y, np.where(active, lower.multiplier, 0.0), active)
 
-    def _reduced(self, x: np.ndarray, lower: _Lower) -> np.ndarray:
+    def _reduced(self, x: np.ndarray, lower: Lower) -> np.ndarray:
         """Return the gradient of the Lagrangian without the bounds."""
         return self.flat.gradients("lower", x, lower.y)[1] + self._transposed @ lower.multiplier[: self.rows.general]
 
-    def _misfit(self, x: np.ndarray, lower: _Lower) -> np.ndarray:
+    def _misfit(self, x: np.ndarray, lower: Lower) -> np.ndarray:
         """Return what is left of the equations of this set of active constraints."""
         values = self._general @ lower.y + (self.rows.B @ x - self.rows.c)[: self.rows.general]
         return np.where(self._kept(lower.active), np.concatenate([self._reduced(x, lower), values]), 0.0)
@@ -127,7 +102,7 @@ class SparsePhi:
         free[rows.column[active[rows.bounds]]] = False
         return np.concatenate([free, active[: rows.general]])
 
-    def _corrected(self, x: np.ndarray, lower: _Lower) -> tuple[_Lower, np.ndarray]:
+    def _corrected(self, x: np.ndarray, lower: Lower) -> tuple[Lower, np.ndarray]:
         """Return the point with the multipliers of its bounds, and the constraints that should be active."""
         rows, multiplier = self.rows, lower.multiplier.copy()
         pressing = -rows.sign * self._reduced(x, lower)[rows.column]
@@ -137,7 +112,7 @@ class SparsePhi:
         return lower._replace(multiplier=multiplier), active
 
     def _step(
-        self, x: np.ndarray, lower: _Lower, along_y: np.ndarray, along_rows: np.ndarray
+        self, x: np.ndarray, lower: Lower, along_y: np.ndarray, along_rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Solve with the KKT matrix of this set of active constraints; zero for what is not in it."""
         hessian, kept, n_y = self.flat.hessian("lower", "y", "y", x, lower.y), self._kept(lower.active), self.flat.n_y
