@@ -22,7 +22,7 @@ def own_units(hessian: sparse.csc_matrix) -> np.ndarray:
     curvature = hessian.diagonal()
     if np.min(curvature, initial=np.inf) > CURVATURE.flat:  # none is flat
         return 1 / np.sqrt(curvature)
-    curved = curvature[curvature > 0]
+    curved = curvature[curvature > CURVATURE.rounding * np.max(curvature, initial=0.0)]
     middle = float(np.median(curved)) if curved.size else 1.0
     return 1 / np.sqrt(np.where(curvature > CURVATURE.flat * min(middle, 1.0), curvature, middle))
 

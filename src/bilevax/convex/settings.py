@@ -34,6 +34,8 @@ class CurvatureSettings:
     rigid: float = 1e200
     # Curvatures up to this, relative to the median one or to 1, are flat: they do not scale their variable.
     flat: float = 1e-10
+    # Curvature up to this, relative to the largest, is what rounding of y leaves of none at all.
+    rounding: float = 1e-24
 
 
 @dataclass(frozen=True)
