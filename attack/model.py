@@ -140,6 +140,9 @@ class Problem:
     rows: Rows | None = None
     x_scale: np.ndarray | None = None
     y0: np.ndarray | None = None
+    bent_rows: Objective | None = None  # at most 0: rows of the lower level that are not affine
+    leader_rows: Rows | None = None  # what only the leader has to satisfy,
+    leader_bent: Objective | None = None  # at most 0: rows that are not affine
 
     @property
     def scale(self) -> np.ndarray:
@@ -153,6 +156,12 @@ class Problem:
     def g(self, x: np.ndarray, y: np.ndarray) -> float:
         """Return g(x, y) in NumPy."""
         return float(self.lower(np, x, y, self.data))
+
+    def leader_violation(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Return by how much (x, y) violates what the leader has to satisfy, relative."""
+        affine = 0.0 if self.leader_rows is None else self.leader_rows.violation(x, y)
+        bent = 0.0 if self.leader_bent is None else float(np.max(self.leader_bent(np, x, y, self.data)))
+        return max(affine, bent, 0.0)
 
     def phi(self, x: np.ndarray, slack: float = 1e-9) -> float:
         """Return Phi(x); infinite where the lower level is infeasible."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from attack.model import Ball, Box, Case, Claim, Objective, Region, Simplex, Units
+from attack.model import Ball, Box, Case, Claim, Objective, Region, Rows, Simplex, Units
 
 RTOL = 1e-6
 
@@ -59,14 +59,28 @@ def build(case: Case) -> bx.BilevelProblem:
             A, B = units.rows[:, None] * rows.A * units.y, units.rows[:, None] * rows.B * units.x
             rows = rows._replace(A=A, B=B, low=units.rows * rows.low, high=units.rows * rows.high)
     scale = units or ones(case)
+    coupling = [] if rows is None else [bx.LinearCoupling(A=rows.A, B=rows.B, lower=rows.low, upper=rows.high)]
+    coupling += [] if problem.bent_rows is None else [_rows(problem.bent_rows, units)]
+    upper = problem.leader_rows
+    upper_rows = [] if upper is None else [_leader_rows(upper, scale)]
+    upper_rows += [] if problem.leader_bent is None else [_rows(problem.leader_bent, units)]
     return bx.BilevelProblem(
         *fns,
-        coupling=None if rows is None else bx.LinearCoupling(A=rows.A, B=rows.B, lower=rows.low, upper=rows.high),
+        coupling=coupling or None,
+        upper_rows=upper_rows or None,
         x_set=_set(problem.x_set, scale.x),
         y_set=_set(problem.y_set, scale.y),
         data=data,
         y_like=np.zeros(problem.y_set.size),
     )
+
+
+def _rows(fn: Objective, units: Units | None) -> bx.ConvexCoupling:
+    return bx.ConvexCoupling(_plain(fn) if units is None else _at_base(fn))
+
+
+def _leader_rows(rows: Rows, units: Units) -> bx.LinearCoupling:
+    return bx.LinearCoupling(A=rows.A * units.y, B=rows.B * units.x, lower=rows.low, upper=rows.high)
 
 
 def ones(case: Case) -> Units:
@@ -98,6 +112,11 @@ def _set(region: Region, unit: np.ndarray) -> Any:
 @functools.cache
 def _plain(fn: Objective) -> Callable:
     return lambda x, y, data: fn(jnp, x, y, data)
+
+
+@functools.cache
+def _at_base(fn: Objective) -> Callable:
+    return lambda x, y, data: fn(jnp, data["x"] * x, data["y"] * y, data["base"])
 
 
 @functools.cache

@@ -21,12 +21,12 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
-_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless")
+_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless", "wider")
 
 # What the units families put into other units.
 _BASES = (
     *("qp", "kink-optimum", "wrong-point", "softplus", "border", "qp-integer", "at-optimum", "lp", "equalities"),
-    *("ball-y", "entropy", "qp-waves", "table-1", "table-9"),
+    *("ball-y", "entropy", "qp-waves", "table-1", "table-9", "upper-rows", "upper-smooth", "convex-rows"),
 )
 
 

@@ -36,6 +36,9 @@ def judge(problem: Problem, claim: Claim, seed: int = 0) -> Verdict:
         if problem.follower.respond(x, _DOUBTFUL) is not None:
             raise Abstain("the lower level is nearly feasible")
         return Verdict(False, "the lower level is infeasible at x")
+    beyond = min(problem.leader_violation(x, y) for y in responses)
+    if beyond > _Y_OUTSIDE:
+        return Verdict(False, f"an upper row is violated by {beyond:.1e}")
     random = np.random.default_rng(seed)
     unit = value_scale(problem, x, random)
     return (
@@ -75,6 +78,8 @@ def _lower_level(problem: Problem, x: np.ndarray, y: np.ndarray, responses: list
     outside = float((np.abs(y - problem.y_set.project(y)) / size).max())
     if problem.rows is not None:
         outside = max(outside, problem.rows.violation(x, y))
+    if problem.bent_rows is not None:
+        outside = max(outside, float(np.max(problem.bent_rows(np, x, y, problem.data))))
     if outside > _Y_OUTSIDE:
         return Verdict(False, f"y is infeasible by {outside:.1e}")
     least = min(problem.g(x, response) for response in responses)
@@ -100,11 +105,14 @@ def _stationary(
     random: np.random.Generator,
 ) -> Verdict | None:
     here = min((problem.f(x, response) for response in responses), key=lambda phi: abs(phi - value))
+    allowed = STRICT + min(problem.leader_violation(x, response) for response in responses)
 
     def drop(p: np.ndarray) -> float:
         """Return by how much Phi is lower at p, in natural units."""
         y = _try(problem, p)
-        return -np.inf if y is None else (here - problem.f(p, y)) / unit
+        if y is None or problem.leader_violation(p, y) > allowed:
+            return -np.inf
+        return (here - problem.f(p, y)) / unit
 
     found = find_descent(drop, x, problem.x_set, problem.scale, random)
     if found is None:
