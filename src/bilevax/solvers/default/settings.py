@@ -200,6 +200,8 @@ class UpperRowsSettings:
 
     rounds: int = 40  # rounds in all
     first_price: float = 10.0  # the first price of a violation, in natural units of f and the rows
+    high_price: float = 1e4  # the first price of a second attempt,
+    highest_price: float = 1e12  # and where an attempt ends
     dearer: float = 10.0  # by what the price rises
     fall: float = 0.25  # a round leaves at most this part of a violation, or the price rises
     satisfied: float = 1e-8  # rows hold if they are violated by at most this, relative to the rows' values

@@ -82,16 +82,24 @@ class UpperRowsSearch:
         self._family = Family(of_upper, representative(flat.problem, "lower"))
 
     def search(self, x: np.ndarray, y: np.ndarray | None, diary: Diary) -> Iterator[Snapshot]:
-        """Yield the snapshots of all rounds; the last one is the answer."""
-        first = UPPER_ROWS.first_price * self._unit
-        now = _Round(x, y, np.zeros(self._rows.count), first, np.inf)
-        for number in range(UPPER_ROWS.rounds):
-            now = yield from diary.phase(f"round {number}", self._round(now, number))
-            if now.settled or now.y is None:
+        """Yield the snapshots of all rounds; the last one is the answer.
+
+        Where they lead to a point that violates the rows, others follow that do not look beyond the start's own basin:
+        there the rows may hold.
+        """
+        now = None
+        for attempt, price in enumerate((UPPER_ROWS.first_price, UPPER_ROWS.high_price)):
+            now = _Round(x, y, np.zeros(self._rows.count), price * self._unit, np.inf)
+            for number in range(UPPER_ROWS.rounds):
+                name, near = f"round {number} of attempt {attempt}", bool(number or attempt)
+                now = yield from diary.phase(name, self._round(now, near))
+                if now.settled or now.y is None or now.price > UPPER_ROWS.highest_price * self._unit:
+                    break
+            if now.settled:
                 break
-        arrived = now.settled and now.converged
+        assert now is not None
         answer = np.zeros(self._flat.n_y) if now.y is None else now.y
-        yield Snapshot(now.x, answer, "answer", np.inf, final=True, converged=arrived)
+        yield Snapshot(now.x, answer, "answer", np.inf, final=True, converged=now.settled and now.converged)
 
     def _violation(self, value: np.ndarray) -> float:
         return float(np.abs(value - np.clip(value, self._low, self._high)).max(initial=0.0))
@@ -100,11 +108,12 @@ class UpperRowsSearch:
         problem, bounds = self._flat.problem, (self._weight, self._low, self._high)
         return Penalised(problem.upper, problem.upper_rows, *bounds, multiplier, np.array(price))
 
-    def _round(self, now: _Round, number: int) -> Generator[Snapshot, None, _Round]:
+    def _round(self, now: _Round, near: bool) -> Generator[Snapshot, None, _Round]:
+        """Minimise at the price at hand; if ``near``, without looking for other basins."""
         flat = self._flat
         multiplier, upper = now.multiplier, self._penalised(now.multiplier, now.price)
         inner = FlatProblem(derived(flat.problem, self._family, upper=upper, upper_rows=None), flat.x_like, flat.y_like)
-        known = np.zeros(trees.size(flat.row_shapes)) if number else None  # later rounds go on where they are
+        known = np.zeros(trees.size(flat.row_shapes)) if near else None  # an earlier answer is gone on from
         last, value = None, np.zeros(self._rows.count)
         for last in self._search(inner, now.x, now.y, known):
             yield last._replace(exact=False, final=False, converged=False)
