@@ -21,14 +21,23 @@ def convex_model(hessian: np.ndarray) -> np.ndarray:
             values, vectors = np.linalg.eigh(hessian)
         floor = _LEAST_CURVATURE * max(1e-8, np.abs(values).max(initial=0.0))
         return (vectors * np.maximum(np.abs(values), floor)) @ vectors.T if values.min() < floor else hessian
-    shift = 0.1 * _LEAST_CURVATURE * max(1e-8, np.abs(np.diag(hessian)).max())
-    while True:
-        try:
-            convex = lifted(hessian, shift)
-            factorise(convex)
-            return convex
-        except np.linalg.LinAlgError:
-            shift *= 10
+    least = 0.1 * _LEAST_CURVATURE * max(1e-8, np.abs(np.diag(hessian)).max())
+    if _is_definite(convex := lifted(hessian, least)):
+        return convex
+    # The power of ten is found by bisection; the highest is enough by Gershgorin's bound.
+    low, high = 0, 1 + int(np.ceil(np.log10(np.abs(hessian).sum(axis=1).max() / least)))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _is_definite(lifted(hessian, least * 10.0**middle)) else (middle, high)
+    return lifted(hessian, least * 10.0**high)
+
+
+def _is_definite(matrix: np.ndarray) -> bool:
+    try:
+        factorise(matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 _LEAST_CURVATURE = 1e-9  # relative to the largest
