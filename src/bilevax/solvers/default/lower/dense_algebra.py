@@ -201,7 +201,8 @@ class DenseAlgebra(Learning):
         if dense is None:
             return False
         unit = 1 / np.sqrt(np.where(self.ordinary, np.max(usual, initial=0.0), diagonal))
-        return bool(np.linalg.eigvalsh(dense * np.outer(unit, unit))[0] < ALGEBRA.flat)
+        # Cholesky's method tells whether an eigenvalue is smaller, at a tenth of the cost of the eigenvalues.
+        return lapack.dpotrf(lifted(dense * np.outer(unit, unit), -ALGEBRA.flat), clean=0)[1] != 0
 
 
 def _compliance(factor: np.ndarray, rows: np.ndarray, thin: sp.csr_matrix | None) -> np.ndarray | Product:
