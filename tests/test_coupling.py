@@ -193,7 +193,9 @@ def test_affine_functions_are_accepted():
         (bx.AffineCoupling(lambda x, y: y, upper=[1.0, 2.0]), r"coupling: upper is an array of shape \(2,\), which does not"),
         (bx.AffineCoupling(lambda x, y: y, lower={"a": 1.0}), "coupling: lower is a tree of shapes"),
         (bx.AffineCoupling(lambda x, y: y, [0.0, 0.0, 2.0], 1.0), "coupling: expected lower <= upper, got lower 2 > upper 1 at entry 2"),
-        ("rows", "coupling: expected a LinearCoupling, an AffineCoupling, a ConvexCoupling or a sequence of them, got str"),
+        ("rows", "coupling: expected a LinearCoupling, an AffineCoupling, a ConvexCoupling, or a sequence or dictionary of them, got str"),
+        ({"a": bx.LinearCoupling(np.eye(2))}, r"coupling\['a'\]: A has 2 columns"),
+        ({1: bx.LinearCoupling(np.eye(3))}, "coupling: expected a LinearCoupling, .* got dict"),
         ([np.eye(3)], "coupling: expected a LinearCoupling"),
         (np.eye(3), "coupling: expected a LinearCoupling, .* got ndarray"),
     ],
@@ -201,3 +203,16 @@ def test_affine_functions_are_accepted():
 def test_couplings_that_do_not_fit(coupling, message):
     with pytest.raises(ValueError, match=message):
         certify_with(coupling)
+
+
+def test_multipliers_of_rows_by_name_come_back_by_name():
+    """The names may come in any order."""
+    rows = {
+        "most": bx.LinearCoupling(np.eye(2), upper=[0.5, 9.0]),
+        "equal": bx.LinearCoupling([[1.0, -1.0]], upper=0.0),
+    }
+    parts = lambda x, y: jnp.sum(y**2) + x[0], lambda x, y: jnp.sum((y - jnp.array([2.0, 1.0])) ** 2) + 0 * x[0]
+    named, listed = (bx.certify(bx.BilevelProblem(*parts, coupling), [0.0]) for coupling in (rows, [*rows.values()]))
+    assert set(named.multipliers) == {"most", "equal"}
+    for name, multipliers in zip(rows, listed.multipliers, strict=True):
+        assert named.multipliers[name] == pytest.approx(multipliers)

@@ -29,6 +29,7 @@ from bilevax.exact.lower_level import wrap
 from bilevax.exact.phi import CurvedSurroundings, Phi, Surroundings, evaluate, evaluate_at
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.prices import usual
 from bilevax.model.problem import BilevelProblem, Level, validate
 from bilevax.model.row_functions import upper_rows_of
 from bilevax.model.tangent import tangent_problem, upper_row_kinks
@@ -60,10 +61,13 @@ def certify(
         Seconds after which what is proven by then is returned: a weaker certificate, which is not ``complete``.
     """
     limit = np.inf if time_limit is None else time.monotonic() + time_limit
+    asked = usual(problem, x, y)
     with float64():
-        point, y_like, guess = validate(problem, x, y)
+        point, y_like, guess = validate(asked.problem, x, asked.start(y))
     with deadline(limit):
-        return certify_flat(FlatProblem(problem, point, y_like), point, guess, delta)
+        found = certify_flat(FlatProblem(asked.problem, point, y_like), point, guess, delta)
+    apart = trees.flatten_host(asked.y(found.y)) - trees.flatten_host(y) if y is not None else None
+    return asked.answer(found, y_error=None if apart is None else float(np.abs(apart).max(initial=0.0)))
 
 
 def certify_flat(user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None) -> Certificate:
@@ -200,7 +204,7 @@ def _upper_multipliers(flat: FlatProblem, quality: Stationarity) -> PyTree | Non
     shapes = upper_rows_of(problem, Frozen(flat.x_like), Frozen(flat.y_like)).shapes
     known = quality.upper_multipliers if len(quality.upper_multipliers) else np.full(trees.size(shapes), np.nan)
     found = trees.unflatten(known / flat.scales.upper, shapes)
-    return found[0] if problem.single_upper_rows else found
+    return problem.upper_rows_form.restore(found)
 
 
 def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity, outside: float) -> tuple[Status | None, str]:

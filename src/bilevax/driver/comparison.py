@@ -93,7 +93,7 @@ class Contender:
             "status": str(found.status),
             "certified": found.success,
             "phi": found.value if np.isfinite(found.value) else None,
-            "reported": float(self.reported[-2]) if len(self.reported) > 1 else None,
+            "reported": float(self.reported[-2]) if np.isfinite(self.reported[-2:]).sum() > 1 else None,
             "lower_feasible": certificate.lower_feasible,
             "lower_infeasibility": abs(float(certificate.lower_infeasibility)),
             "stationarity": float(certificate.stationarity),

@@ -15,6 +15,7 @@ from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, Start, check_limits, chosen
+from bilevax.driver.asked import Asked
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import next_chunk
 from bilevax.driver.compiled import parts_of_run, shown
@@ -104,6 +105,8 @@ def multistart(
     check_limits(rtol, atol, max_steps, time_limit)
     method = chosen(solver)
     points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
+    asked = Asked(problem, points[0], y0, method)
+    problem, y0 = asked.problem, asked.start(y0)
     limits = Limits.of(method, rtol, atol, max_steps, time_limit)
     new_watch = lambda: Watch(began, limits)
     with float64():
@@ -118,7 +121,7 @@ def multistart(
             now = time.monotonic()
             with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
                 judged = certified(flat, method, ending)
-            solutions.append(conclude(type(method).__name__, *judged, watch))
+            solutions.append(asked.answer(conclude(type(method).__name__, *judged, watch)))
     order = _ranked(solutions)
     position = np.argsort(order)
     return Multistart(tuple(solutions[i] for i in order), position[answer_of])

@@ -15,6 +15,7 @@ from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax.certificate.certify import certify_flat
 from bilevax.driver.arguments import Limits, check_limits
+from bilevax.driver.asked import Asked
 from bilevax.driver.ending import Ending
 from bilevax.driver.proof import Proof, concluded
 from bilevax.driver.solution import Solution
@@ -72,8 +73,10 @@ def prove(
     began = time.monotonic()
     check_limits(gap, 0.0, None, time_limit)
     watch = _Watch(began, Limits(_RTOL, 0.0, np.iinfo(np.int64).max, time_limit), None, progress)
+    start = _start(problem, solution)
+    asked = Asked(problem, start)
+    problem, solution = asked.problem, asked.earlier(solution)
     with float64():
-        start = _start(problem, solution)
         x, y_like, _ = validate(problem, start)
         flat = FlatProblem(problem, x, y_like)
         given = solution if isinstance(solution, Solution) else None
@@ -85,6 +88,7 @@ def prove(
         watch.close()
         with deadline(watch.last_call):
             best = certified_best(flat, natural, bounds, helper.solution, watch)
+        best = None if best is None else asked.answer(best)
     return concluded(bounds, best, gap, time.monotonic() - began, 1 / natural.scales.upper)
 
 

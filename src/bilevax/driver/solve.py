@@ -12,6 +12,7 @@ from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.certificate import Certificate
 from bilevax.driver.arguments import Limits, Start, check_callback, check_limits, check_paths, chosen, warn_outside
+from bilevax.driver.asked import Asked
 from bilevax.driver.at_once import AtOnce, proven_at_once
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import run_in_chunks
@@ -93,6 +94,9 @@ def solve(
     check_limits(rtol, atol, max_steps, time_limit)
     check_callback(callback)
     check_paths(checkpoint=checkpoint, resume=resume)
+    asked = Asked(problem, x0, y0, solver)
+    problem, y0 = asked.problem, asked.start(y0)
+    callback, warm_start = asked.watching(callback), asked.earlier(warm_start)
     with float64():
         x, y_like, y = validate(problem, x0, y0, dtype)
         warn_outside(problem, x)
@@ -105,21 +109,21 @@ def solve(
         method.check(problem, x, y_like)
         unwatched = solver is callback is max_steps is checkpoint is resume is warm_start is None
         if unwatched and (at_once := proven_at_once(flat, x, watch)) is not None:
-            return _with_proof(at_once, watch)
+            return _with_proof(at_once, watch, asked)
         ending, certificate = method.dispatch(
             compiled=lambda solver: _stepped(flat, solver, start, dtype, watch, files),
             host=lambda solver: _searched(flat, solver, start, watch, files),
         )
         ending = unbounded_if_it_falls_forever(flat, x, ending, certificate, watch)
-        solution = conclude(type(method).__name__, ending, certificate, watch)
+        solution = asked.answer(conclude(type(method).__name__, ending, certificate, watch))
     if throw and not solution.success:
         raise RuntimeError(f"{solution.status}: {solution.message}")
     return solution
 
 
-def _with_proof(found: AtOnce, watch: Watch) -> Solution:
+def _with_proof(found: AtOnce, watch: Watch, asked: Asked) -> Solution:
     """Return a global optimum as a solution, with its proof."""
-    solution = conclude("branch and bound", found.ending, found.certificate, watch)
+    solution = asked.answer(conclude("branch and bound", found.ending, found.certificate, watch))
     proof = concluded(found.bounds, solution, PROOF.gap_at_once, solution.stats["time"], found.unit)
     return dataclasses.replace(solution, proof=proof)
 

@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
+from bilevax._support import trees
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax.convex.problem import Outcome
 from bilevax.exact.lower import smallest_relaxation_at
 from bilevax.exact.phi import evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.prices import usual
 from bilevax.model.problem import BilevelProblem, validate
 
 
@@ -47,9 +49,10 @@ class Hyperobjective:
     """
 
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree = None):
+        self._asked = usual(problem, x_like, y_like)
         with float64():
-            x, shapes, _ = validate(problem, x_like, y_like)
-        self._flat = equilibrated(FlatProblem(problem, x, shapes), x)
+            x, shapes, _ = validate(self._asked.problem, x_like, self._asked.start(y_like))
+        self._flat = equilibrated(FlatProblem(self._asked.problem, x, shapes), x)
 
     def __call__(self, x: PyTree) -> Evaluation:
         """Solve the lower level at x, and evaluate f there."""
@@ -60,9 +63,14 @@ class Hyperobjective:
         outcome = phi.lower.outcome
         missing = smallest_relaxation_at(flat, point) if outcome is Outcome.INFEASIBLE else 0.0
         value = phi.value / flat.scales.upper if phi.solved else np.nan
-        return Evaluation(value, flat.y_tree(phi.lower.y), outcome, missing)
+        return Evaluation(value, self._asked.y(flat.y_tree(phi.lower.y)), outcome, missing)
 
     def upper(self, x: PyTree, y: Any) -> float:
-        """Return f(x, y), whatever y: the value that a method reports before the lower level is solved exactly."""
+        """Return f(x, y), whatever y: the value that a method reports before the lower level is solved exactly.
+
+        NaN where f depends on the multipliers, too.
+        """
         flat = self._flat
+        if flat.n_y != len(trees.flatten_host(y)):
+            return np.nan
         return flat.value("upper", flat.x_flat(x), flat.y_flat(y)) / flat.scales.upper

@@ -11,6 +11,7 @@ from bilevax.convex.problem import ConvexSolution, Outcome
 from bilevax.exact.lower import in_user_units, smallest_relaxation_at, solve_flat
 from bilevax.exact.phi import evaluate
 from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.prices import usual
 from bilevax.model.problem import BilevelProblem, validate
 
 
@@ -59,9 +60,12 @@ def solve_lower_level(
     penalty
         Minimise ``g + penalty f`` instead of g: the answer is y_delta(x) of the reformulation.
     """
+    example = start if start is not None else _example(y_like)
+    asked = usual(problem, x, example)
+    start = asked.start(start)
     with float64():
-        x, y_like, _ = validate(problem, x, start if start is not None else _example(y_like))
-    flat = equilibrated(FlatProblem(problem, x, y_like), x, start)
+        x, y_like, _ = validate(asked.problem, x, asked.start(example))
+    flat = equilibrated(FlatProblem(asked.problem, x, y_like), x, start)
     guess = None if start is None else flat.y_flat(start)
     point = flat.x_flat(x)
     if penalty == 0.0:
@@ -70,7 +74,7 @@ def solve_lower_level(
         found = solve_flat(flat, point, guess, flat.penalty(penalty))
     if found.outcome is Outcome.INFEASIBLE:
         found = dataclasses.replace(found, relaxation=smallest_relaxation_at(flat, point))
-    return wrap(flat, found)
+    return asked.answer(wrap(flat, found))
 
 
 def wrap(flat: FlatProblem, solution: ConvexSolution) -> LowerSolution:

@@ -26,6 +26,7 @@ from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.curved import solve_curved
+from bilevax.exact.face import extreme
 from bilevax.exact.lower import constraints_at, in_user_units, objective_at, solve_flat
 from bilevax.exact.response import affine_response
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -255,7 +256,7 @@ def _over_face(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Phi:
     if (allowed := _within_upper_rows(flat, x, lower, face)) is not None:
         lower, face = allowed
     here = flat.value("upper", x, lower.y)
-    low, high = (_extreme(flat, x, face, lower, side) for side in (sign, -sign))
+    low, high = (extreme(flat, x, face, lower.y, side) for side in (sign, -sign))
     if low is None:
         return Phi(lower, here, -np.inf, np.inf, np.inf, False)
     value = flat.value("upper", x, low)
@@ -305,16 +306,3 @@ def _within_upper_rows(
     near = Objective(lambda y: 0.5 * float((y - lower.y) @ (y - lower.y)), lambda y: y - lower.y, lambda y: identity)
     nearest = minimise(near, both, lower.y)
     return (dataclasses.replace(lower, y=nearest.y), both) if proven(nearest) else None
-
-
-def _extreme(
-    flat: FlatProblem, x: np.ndarray, face: Constraints, lower: ConvexSolution, sign: float
-) -> np.ndarray | None:
-    """Return the minimiser of ``sign * f`` over the face of all minimisers of g; None where it is not found."""
-    objective = Objective(
-        lambda y: sign * flat.value("upper", x, y),
-        lambda y: sign * flat.gradients("upper", x, y)[1],
-        lambda y: sign * flat.hessian("upper", "y", "y", x, y),
-    )
-    answer = minimise(objective, face, lower.y)
-    return answer.y if proven(answer) else None

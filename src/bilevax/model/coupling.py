@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -324,15 +324,45 @@ class ConvexCoupling(FunctionCoupling):
         raise NotImplementedError("convex rows have matrices only at a point: see `bilevax.model.tangent`")
 
 
-def as_couplings(coupling: Any, name: str = "coupling") -> tuple[tuple[Coupling, ...], bool]:
-    """Return the couplings as a tuple, and whether a single one was given (its multipliers then stand alone)."""
+class RowForm(NamedTuple):
+    """How rows were given: one coupling alone, several in a sequence, or several by name, sorted."""
+
+    alone: bool = False
+    names: tuple[str, ...] | None = None
+
+    def restore(self, parts: tuple[PyTree, ...]) -> PyTree:
+        """Return what there is one of for each coupling as the couplings were given."""
+        if self.names is not None:
+            return dict(zip(self.names, parts, strict=True))
+        return parts[0] if self.alone else parts
+
+    def parts(self, restored: PyTree) -> tuple[PyTree, ...]:
+        """Return one entry a coupling: undoes `restore`."""
+        if self.names is not None:
+            return tuple(restored[name] for name in self.names)
+        return (restored,) if self.alone else tuple(restored)
+
+    def label(self, name: str, index: int) -> str:
+        """Return what to call a coupling in a message; ``name`` is that of the argument."""
+        if self.names is not None:
+            return f"{name}[{self.names[index]!r}]"
+        return name if self.alone else f"{name}[{index}]"
+
+
+def as_couplings(coupling: Any, name: str = "coupling") -> tuple[tuple[Coupling, ...], RowForm]:
+    """Return the couplings as a tuple, and the form in which they were given."""
     if coupling is None:
-        return (), False
+        return (), RowForm()
     if isinstance(coupling, Coupling):
-        return (coupling,), True
+        return (coupling,), RowForm(alone=True)
     if isinstance(coupling, list | tuple) and all(isinstance(part, Coupling) for part in coupling):
-        return tuple(coupling), False
+        return tuple(coupling), RowForm()
+    if isinstance(coupling, dict) and all(
+        isinstance(key, str) and isinstance(part, Coupling) for key, part in coupling.items()
+    ):
+        names = tuple(sorted(coupling))  # the order of a pytree's leaves
+        return tuple(coupling[key] for key in names), RowForm(names=names)
     raise ValueError(
-        f"{name}: expected a LinearCoupling, an AffineCoupling, a ConvexCoupling or a sequence of them, "
+        f"{name}: expected a LinearCoupling, an AffineCoupling, a ConvexCoupling, or a sequence or dictionary of them, "
         f"got {type(coupling).__name__}."
     )

@@ -34,9 +34,11 @@ def derived(problem: BilevelProblem, family: Family | None = None, **changes: An
     names = [
         field.name
         for field in dataclasses.fields(problem)
-        if field.name != "family" and not field.name.startswith("single_")
+        if field.name != "family" and not field.name.endswith("_form")
     ]
-    parts = {name: getattr(problem, name) for name in names} | changes
+    parts = {name: getattr(problem, name) for name in names}
+    forms = {"coupling": problem.coupling_form, "upper_rows": problem.upper_rows_form}
+    parts |= {name: form.restore(parts[name]) for name, form in forms.items()} | changes
     return BilevelProblem(**parts) if family is None else DerivedProblem(family, parts)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from bilevax._support import trees
 from bilevax._support.memory import Frozen, remembered
-from bilevax.model.coupling import Coupling, Respond, as_couplings
+from bilevax.model.coupling import Coupling, Respond, RowForm, as_couplings
 from bilevax.model.sets import ConvexSet, Free
 
 Placed = TypeVar("Placed")
@@ -30,7 +30,8 @@ class BilevelProblem(eqx.Module):
         be convex in y.
     coupling
         The rows ``lower <= B x + A y <= upper``: a `LinearCoupling`, an `AffineCoupling`, a `ConvexCoupling` (rows that
-        are not affine, but convex in y), a sequence of them, or None.
+        are not affine, but convex in y), a sequence of them, a dictionary of them by name, or None. Multipliers come
+        back in the same form.
     x_set, y_set
         The sets X and Y.
     data
@@ -43,6 +44,11 @@ class BilevelProblem(eqx.Module):
     upper_rows
         What the leader has to satisfy at (x, y*(x)), beside x in X: rows of the same classes as ``coupling``, which the
         lower level knows nothing of. A `ConvexCoupling` there need only be smooth.
+    multipliers_in_upper
+        Whether f knows the multipliers of the lower level's rows, such as market prices: ``upper`` is then called as
+        ``fn(x, y, multipliers)``, or ``fn(x, y, multipliers, data)``, with the multipliers as they come back in a
+        `Solution`. Where they are not unique, ``choice`` decides among them, too. For a linear or quadratic ``lower``,
+        affine rows and a set Y without balls.
     """
 
     upper: Callable[..., Float[Array, ""]]
@@ -53,8 +59,9 @@ class BilevelProblem(eqx.Module):
     data: PyTree
     y_like: PyTree
     upper_rows: tuple[Coupling, ...]
-    single_coupling: bool = eqx.field(static=True)
-    single_upper_rows: bool = eqx.field(static=True)
+    multipliers_in_upper: bool = eqx.field(static=True)
+    coupling_form: RowForm = eqx.field(static=True)
+    upper_rows_form: RowForm = eqx.field(static=True)
     choice: Choice = eqx.field(static=True)
 
     def __init__(
@@ -68,16 +75,18 @@ class BilevelProblem(eqx.Module):
         y_like: PyTree = None,
         choice: Choice = "optimistic",
         upper_rows: Any = None,
+        multipliers_in_upper: bool = False,
     ):
         self.upper = upper
         self.lower = lower
-        self.coupling, self.single_coupling = as_couplings(coupling)
+        self.coupling, self.coupling_form = as_couplings(coupling)
         self.x_set = Free() if x_set is None else x_set
         self.y_set = Free() if y_set is None else y_set
         self.data = jax.tree.map(_host_data, data)
         self.y_like = None if y_like is None else trees.map_arrays(_as_shape, y_like)
         self.choice = choice
-        self.upper_rows, self.single_upper_rows = as_couplings(upper_rows, "upper_rows")
+        self.upper_rows, self.upper_rows_form = as_couplings(upper_rows, "upper_rows")
+        self.multipliers_in_upper = multipliers_in_upper
 
     def __check_init__(self):
         for name in ("upper", "lower"):
@@ -92,12 +101,18 @@ class BilevelProblem(eqx.Module):
                 )
         if self.choice not in get_args(Choice):
             raise ValueError(f"choice: expected one of {', '.join(get_args(Choice))}, got {self.choice!r}.")
+        if not isinstance(self.multipliers_in_upper, bool):
+            raise ValueError(f"multipliers_in_upper: expected True or False, got {self.multipliers_in_upper!r}.")
+        if self.multipliers_in_upper and not self.coupling:
+            raise ValueError("multipliers_in_upper: expected a problem with rows, got one without a coupling.")
         for leaf in jax.tree.leaves(self.data):
             if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and np.isnan(leaf).any():
                 raise ValueError(f"data: expected numbers, got NaN in an array of shape {leaf.shape}.")
 
     def upper_value(self, x: PyTree, y: PyTree) -> Float[Array, ""]:
         """Return f(x, y) as a scalar."""
+        if self.multipliers_in_upper:
+            raise ValueError("multipliers_in_upper: expected a problem whose f depends on x and y alone.")
         return _scalar(self.upper(x, y) if self.data is None else self.upper(x, y, self.data))
 
     def lower_value(self, x: PyTree, y: PyTree) -> Float[Array, ""]:
@@ -146,8 +161,12 @@ class BilevelProblem(eqx.Module):
         return not all(part.affine for part in self.coupling)
 
     def unwrap_rows(self, rows: tuple[PyTree, ...]) -> PyTree:
-        """Return rows (or multipliers) as the user wrote the coupling: alone, or one entry a coupling."""
-        return rows[0] if self.single_coupling else rows
+        """Return rows (or multipliers) as the user wrote the coupling: alone, one entry a coupling, or by name."""
+        return self.coupling_form.restore(rows)
+
+    def row_parts(self, rows: PyTree) -> tuple[PyTree, ...]:
+        """Return rows (or multipliers) that are in the user's form one entry a coupling: undoes `unwrap_rows`."""
+        return self.coupling_form.parts(rows)
 
 
 def _total(like: PyTree, parts: list[PyTree]) -> PyTree:
@@ -211,14 +230,18 @@ def _check_functions(problem: BilevelProblem, x_like: Frozen, y_like: Frozen, dt
     with jax.ensure_compile_time_eval():  # inside jit, too, what is known is looked at now
         parts = (problem.coupling, problem.upper_rows, (problem.upper, problem.lower), problem.data)
         coupling, upper_rows, objectives, data = place(parts, dtype)
-        for name, rows, single in (
-            ("coupling", coupling, problem.single_coupling),
-            ("upper_rows", upper_rows, problem.single_upper_rows),
+        for name, rows, form in (
+            ("coupling", coupling, problem.coupling_form),
+            ("upper_rows", upper_rows, problem.upper_rows_form),
         ):
             for index, part in enumerate(rows):
-                part.check(x_like.tree, y_like.tree, data, name if single else f"{name}[{index}]")
-    for name, objective in zip(("upper", "lower"), objectives, strict=True):
-        _check_objective(name, objective, x_like.tree, y_like.tree, data)
+                part.check(x_like.tree, y_like.tree, data, form.label(name, index))
+        shapes = tuple(part.shapes(x_like.tree, y_like.tree, data) for part in coupling)
+    arguments = {"x": x_like.tree, "y": y_like.tree}
+    prices = {"multipliers": problem.unwrap_rows(shapes)} if problem.multipliers_in_upper else {}
+    numbers = {} if data is None else {"data": data}
+    _check_objective("upper", objectives[0], arguments | prices | numbers)
+    _check_objective("lower", objectives[1], arguments | numbers)
 
 
 _check_functions_once = remembered(_check_functions)
@@ -255,11 +278,12 @@ def _smallest_y(problem: BilevelProblem, x0: PyTree, largest: int = 64) -> PyTre
     """
     random = np.random.default_rng(0)
     x = jax.tree.map(lambda leaf: random.uniform(0.1, 0.9, leaf.shape), x0)
+    objectives = (problem.lower_value,) if problem.multipliers_in_upper else (problem.upper_value, problem.lower_value)
 
     def values(y: np.ndarray) -> list[float] | None:
         try:
             with np.errstate(all="ignore"):
-                return [float(fn(x, y)) for fn in (problem.upper_value, problem.lower_value)]
+                return [float(fn(x, y)) for fn in objectives]
         except Exception:
             return None
 
@@ -276,17 +300,16 @@ def _smallest_y(problem: BilevelProblem, x0: PyTree, largest: int = 64) -> PyTre
     return None
 
 
-def _check_objective(name: str, objective: Callable, x: PyTree, y: PyTree, data: PyTree) -> None:
-    arguments = (x, y) if data is None else (x, y, data)
+def _check_objective(name: str, objective: Callable, arguments: dict[str, PyTree]) -> None:
     try:
-        out = jax.eval_shape(objective, *arguments)
+        out = jax.eval_shape(objective, *arguments.values())
     except Exception as error:
         if isinstance(error, jax.errors.TracerArrayConversionError):
             raise ValueError(f"{name}: a function of NumPy was called in the objective; use jax.numpy.") from error
-        signature = "fn(x, y)" if data is None else "fn(x, y, data)"
+        given = [f"{each} = {trees.describe(arguments[each])}" for each in arguments if each != "data"]
         raise ValueError(
-            f"{name}: the objective failed when called as {signature} with x = {trees.describe(x)} and "
-            f"y = {trees.describe(y)}: {type(error).__name__}: {error}"
+            f"{name}: the objective failed when called as fn({', '.join(arguments)}) with {', '.join(given[:-1])} and "
+            f"{given[-1]}: {type(error).__name__}: {error}"
         ) from error
     shape = getattr(out, "shape", None)
     if shape is None or int(np.prod(shape)) != 1:

@@ -24,13 +24,16 @@ class Solver(abc.ABC):
 
     default_max_steps: ClassVar[int]
     steady: ClassVar[bool]  # whether one step costs what another does
-    only_affine: ClassVar[bool] = True  # whether the rows have to be affine, and the lower level's
+    # Whether the rows have to be affine, and the lower level's, and f to depend on x and y alone.
+    only_affine: ClassVar[bool] = True
 
     def check(self, problem: BilevelProblem, x: PyTree, y: PyTree) -> None:
         """Raise `ProblemRefused` if the method cannot handle the problem. The point (x, y) only gives shapes."""
         name = type(self).__name__
         if self.only_affine and problem.upper_rows:
             raise ProblemRefused(f"{name}: expected a problem without upper_rows, got some. Use the default.")
+        if self.only_affine and problem.multipliers_in_upper:
+            raise ProblemRefused(f"{name}: expected an f of x and y alone, got multipliers_in_upper. Use the default.")
         if self.only_affine and problem.curved:
             raise ProblemRefused(f"{name}: expected rows that are affine, got a ConvexCoupling. Use the default.")
 

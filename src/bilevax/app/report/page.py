@@ -171,8 +171,7 @@ def _facts(solution: Solution, problem: BilevelProblem | None, network: NetworkD
         "lower level": f"y: {_count(size(solution.y), 'variable')}, {_count(size(solution.multipliers), 'row')}",
     }
     if problem is not None:
-        rows = (solution.multipliers,) if problem.single_coupling else solution.multipliers
-        low, high = (trees.flatten_host(bound) for bound in problem.row_bounds(rows))
+        low, high = (trees.flatten_host(bound) for bound in problem.row_bounds(problem.row_parts(solution.multipliers)))
         facts["upper level"] += f", X: {type(problem.x_set).__name__}"
         equations = _count(int(np.sum(low == high)), "equation")
         facts["lower level"] += f" ({equations} among them), Y: {type(problem.y_set).__name__}"
