@@ -73,10 +73,10 @@ def prove(
     began = time.monotonic()
     check_limits(gap, 0.0, None, time_limit)
     watch = _Watch(began, Limits(_RTOL, 0.0, np.iinfo(np.int64).max, time_limit), None, progress)
-    start = _start(problem, solution)
-    asked = Asked(problem, start)
-    problem, solution = asked.problem, asked.earlier(solution)
     with float64():
+        start = _start(problem, solution)
+        asked = Asked(problem, start)
+        problem, solution = asked.problem, asked.earlier(solution)
         x, y_like, _ = validate(problem, start)
         flat = FlatProblem(problem, x, y_like)
         given = solution if isinstance(solution, Solution) else None
