@@ -190,13 +190,17 @@ class Expect(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A problem, the units it is given in, and whether it is to be solved or a point of it to be certified."""
+    """A problem, the units it is given in, and whether it is to be solved, a point of it certified, or its best proven.
+
+    ``optimum`` is the least value, in base units, where it is known: the case is then given to `prove`.
+    """
 
     problem: Problem
     expect: Expect = Expect.SOLUTION
     units: Units | None = None
     point: np.ndarray | None = None
     note: str = ""
+    optimum: float | None = None
 
 
 class Claim(NamedTuple):

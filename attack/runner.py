@@ -14,6 +14,7 @@ import numpy as np
 
 from attack.families import FAMILIES
 from attack.judge import judge
+from attack.judge.global_optimum import complaint
 from attack.model import Abstain, Claim, Expect
 
 TIME_LIMIT = 20.0  # of a solve
@@ -43,7 +44,7 @@ class Task(NamedTuple):
 
 def run_case(family: str, seed: int, index: int) -> Result:
     """Draw a case, ask bilevax, and let the judge decide."""
-    from attack.subject import ask
+    from attack.subject import ask, prove
 
     began = time.process_time()
     case = FAMILIES[family].draw(seed, index)
@@ -54,6 +55,11 @@ def run_case(family: str, seed: int, index: int) -> Result:
         return Result(family, index, outcome, success, solvable, time.process_time() - began, note + words)
 
     try:
+        if case.optimum is not None:
+            bounds = prove(case, TIME_LIMIT)
+            if words := complaint(case.optimum, bounds.lower, bounds.upper, bounds.proven):
+                return result("wrong", True, words)
+            return result("right" if bounds.proven or not solvable else "missed", bounds.proven, bounds.status)
         answer = ask(case, TIME_LIMIT)
         if not answer.claims:
             return result("missed" if solvable else "refused", False, answer.status)

@@ -21,6 +21,15 @@ class Answer(NamedTuple):
     contradiction: str = ""
 
 
+class Bounds(NamedTuple):
+    """Global bounds, and whether they are said to meet."""
+
+    lower: float
+    upper: float
+    proven: bool
+    status: str
+
+
 def ask(case: Case, time_limit: float) -> Answer:
     """Solve the case, or certify its point. What `solve` calls a success, `certify` is asked about, too."""
     problem, units = case.problem, case.units or ones(case)
@@ -45,6 +54,13 @@ def ask(case: Case, time_limit: float) -> Answer:
         claims.append(_claim(solution.x, certificate.y, certificate.value, units))
         return Answer(str(solution.status), claims)
     return Answer(str(solution.status), claims, "certify(problem, solution.x) does not confirm solve's success")
+
+
+def prove(case: Case, time_limit: float) -> Bounds:
+    """Return the global bounds of a case, in base units."""
+    units = case.units or ones(case)
+    proof = bx.prove(build(case), case.problem.x0 / units.x, time_limit=time_limit, progress=False)
+    return Bounds(proof.lower_bound / units.f, proof.upper_bound / units.f, proof.proven, str(proof.status))
 
 
 def build(case: Case) -> bx.BilevelProblem:

@@ -12,6 +12,7 @@ from attack.judge import judge
 from attack.judge.descent import DISTANCES, find_descent
 from attack.judge.enumeration import standard
 from attack.judge.followers import BallQuadratic, Leader, Quadratic
+from attack.judge.global_optimum import complaint
 from attack.model import Ball, Box, Claim, Expect, Problem, Rows, free
 from attack.report import complaints, passed, table
 from attack.runner import Result, plan, run_case
@@ -24,6 +25,7 @@ SLICE = [
     *((f"table-{line}", 2) for line in (1, 2, 4, 5, 6, 7, 8, 9)),
     *((name, 1) for name in ("table-2", "table-6-hinge", "power-4", "table-7", "nonconvex-waves", "nonsmooth")),
     *((name, 0) for name in ("qp-integer", "kink-optimum", "border", "lp-ties", "ball-x", "wrong-point-others")),
+    *((name, 0) for name in ("proof-qp", "proof-qp-integer", "proof-lp-ties", "proof-half-infeasible")),
     *((name, 0) for name in ("near-optimum", "no-minimiser-softplus", "unbounded-phi", "lower-unbounded", "entropy")),
 ]
 
@@ -33,6 +35,14 @@ SLICE = [
 def test_no_success_is_wrong(family, index):
     result = run_case(family, 0, index)
     assert result.outcome not in ("wrong", "error"), complaints([result], 0)
+
+
+def test_bounds_beyond_the_optimum_are_complained_about():
+    assert complaint(1.0, 0.9999, 1.0, True) == ""
+    assert "above" in complaint(1.0, 1.1, 1.2, False)
+    assert "below" in complaint(1.0, 0.5, 0.9, False)
+    assert "called proven" in complaint(1.0, 1.0, 1.1, True)
+    assert "there is none" in complaint(np.inf, 0.0, 1.0, False)
 
 
 def kinked() -> Problem:

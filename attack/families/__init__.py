@@ -21,7 +21,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
-_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless", "wider")
+_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless", "wider", "proofs")
 
 # What the units families put into other units.
 _BASES = (

@@ -11,6 +11,9 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
+_ENUMERATED = 1e-6  # how well enumeration knows an optimum, relative
+_GAP = 2e-4  # how much worse than the optimum a proven value may be
+
 
 class Quadratics(NamedTuple):
     """Minimise ``z'Wz/2 + w'z``, z = (x, y), y a minimiser of ``y'Qy/2 + (Rx + c)'y``; ``low <= Bx + Ay <= high``.
@@ -88,3 +91,16 @@ def _least(hessian: np.ndarray, cost: np.ndarray, equal: list, most: list) -> fl
     if status in ("Solved", "AlmostSolved"):
         return answer.obj_val
     return -np.inf if "DualInfeasible" in status else np.inf
+
+
+def complaint(optimum: float, lower: float, upper: float, proven: bool) -> str:
+    """Return what is wrong with global bounds, or nothing; ``proven`` says that they are said to meet."""
+    if not np.isfinite(optimum):
+        return "" if upper == optimum else f"a point of value {upper:.9g}, but there is none"
+    allowed = _ENUMERATED * (1 + abs(optimum))
+    if lower > optimum + allowed:
+        return f"the lower bound {lower:.9g} is above the optimum {optimum:.9g}"
+    if upper < optimum - allowed:
+        return f"the value {upper:.9g} is below the optimum {optimum:.9g}"
+    worse = upper > optimum + allowed + _GAP * max(1.0, abs(optimum))
+    return f"{upper:.9g} is called proven, but the optimum is {optimum:.9g}" if proven and worse else ""
