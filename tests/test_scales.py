@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -171,3 +172,18 @@ def test_constants_of_large_quadratics_are_found_in_any_units():
     x, y = np.array([0.3]), np.linspace(0, 1, size)
     user = FlatProblem(problem, np.zeros(1), np.zeros(size)).gradients("lower", x * scales.x, y * scales.y)[1]
     np.testing.assert_allclose(constants.gradient_at(x, y), scales.lower * scales.y * user, rtol=1e-12)
+
+
+def test_sums_that_cancel_tell_no_units():
+    """Features of mean 0 leave rounding errors beside the curvature along the intercept, which are no numbers."""
+    features = np.random.default_rng(0).normal(size=(200, 3))
+    labels = np.where(features[:, :1] > 0, 1.0, -1.0)
+    rows = labels * np.column_stack([features - features.mean(axis=0), np.ones(200)])
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum(y**2),
+        lower=lambda x, y: jnp.mean(jax.nn.softplus(5 * (1 - rows @ y))) + jnp.exp(x) * y @ y,
+        y_like=np.zeros(4),
+    )
+    flat = equilibrated(FlatProblem(problem, np.array(-3.0), np.zeros(4)), np.array(-3.0))
+    assert np.ptp(np.log2(flat.scales.y)) <= 10
+    assert bx.solve_lower_level(problem, -3.0).outcome.name == "OPTIMAL"

@@ -28,11 +28,11 @@ def judged():
 
 @pytest.fixture(scope="module")
 def fitted(rows, judged):
-    return BilevelSVC(validation=judged).fit(*rows)
+    return BilevelSVC("rows", validation=judged).fit(*rows)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([BilevelSVC(random_state=0)])
+@parametrize_with_checks([BilevelSVC(folds=2, random_state=0)])
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
 
@@ -69,6 +69,75 @@ def test_no_bounds_are_better(rows, judged, fitted):
     assert fitted.certificate_.value == pytest.approx(best.fun, rel=1e-6)
 
 
+@pytest.fixture(scope="module")
+def few(rows):
+    """So few rows that a penalty helps."""
+    return rows[0][:24], rows[1][:24]
+
+
+@pytest.fixture(scope="module")
+def by_folds(few):
+    return BilevelSVC(folds=2, random_state=0).fit(*few)
+
+
+def hinge(margins):
+    return 0.2 * np.logaddexp(0.0, (1 - margins) / 0.2)
+
+
+def trained(X, y, penalties):
+    """Return the classifier of penalties by SciPy."""
+    signed = np.where(y == 1, 1.0, -1.0)[:, None] * np.column_stack([X, np.ones(len(y))])
+    weights = np.r_[np.broadcast_to(penalties, X.shape[1]), 0.01]
+    loss = lambda v: hinge(signed @ v).mean() + 0.5 * weights @ v**2
+    return minimize(loss, np.zeros(X.shape[1] + 1), method="BFGS", options={"gtol": 1e-9}).x
+
+
+def test_penalties_lead_to_the_classifier(few, by_folds):
+    assert by_folds.solution_.success
+    X, y = few
+    by_scipy = trained(X, y, np.exp(by_folds.solution_.x))
+    np.testing.assert_allclose(np.r_[by_folds.coef_[0], by_folds.intercept_], by_scipy, atol=1e-5)
+
+
+def test_no_shared_penalty_is_better(few, by_folds):
+    X, y = few
+    folds = by_folds._drawn_folds(y)
+
+    def judged(penalty):
+        losses = []
+        for part in folds:
+            train = np.setdiff1d(np.arange(len(y)), part)
+            classifier = trained(X[train], y[train], penalty)
+            losses.append(hinge(np.where(y[part] == 1, 1.0, -1.0) * (X[part] @ classifier[:-1] + classifier[-1])))
+        return np.concatenate(losses).mean()
+
+    assert judged(np.exp(by_folds.solution_.x)) == pytest.approx(by_folds.certificate_.value, abs=1e-7)
+    assert by_folds.certificate_.value <= min(judged(penalty) for penalty in np.logspace(-4, 1, 11)) + 1e-9
+
+
+@pytest.mark.slow
+def test_features_and_groups_have_penalties_of_their_own(few):
+    X, y = few
+    every, groups = (BilevelSVC(kind, folds=2, random_state=0).fit(X, y) for kind in ("features", [0, 1, 1, 0]))
+    assert (every.solution_.x.shape, groups.solution_.x.shape) == ((4,), (2,))
+    assert every.certificate_.value < groups.certificate_.value
+    penalties = np.exp(groups.solution_.x[[0, 1, 1, 0]])
+    np.testing.assert_allclose(np.r_[groups.coef_[0], groups.intercept_], trained(X, y, penalties), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_given_rows_judge_the_penalties_and_do_not_train(rows, judged):
+    X, y = rows
+    mask = np.isin(np.arange(len(y)), judged)
+    inside = BilevelSVC(validation=judged).fit(X, y)
+    outside = BilevelSVC(validation=(X[mask], y[mask])).fit(sp.csr_array(X[~mask]), y[~mask])
+    np.testing.assert_allclose(inside.solution_.x, outside.solution_.x, atol=1e-5)
+    np.testing.assert_allclose(
+        outside.coef_[0], trained(X[~mask], y[~mask], np.exp(outside.solution_.x))[:-1], atol=1e-5
+    )
+    np.testing.assert_allclose(inside.coef_[0], trained(X, y, np.exp(inside.solution_.x))[:-1], atol=1e-5)
+
+
 def test_what_a_fit_leaves_behind(rows, fitted):
     X, _ = rows
     assert fitted.coef_.shape == (1, 4)
@@ -85,14 +154,14 @@ def test_positions_masks_and_given_rows_say_the_same(rows, judged, fitted):
     X, y = rows
     mask = np.isin(np.arange(len(y)), judged)
     for validation, part in ((mask, slice(None)), (judged - 80, slice(None)), ((X[mask], y[mask]), ~mask)):
-        other = BilevelSVC(validation=validation).fit(X[part], y[part])
+        other = BilevelSVC("rows", validation=validation).fit(X[part], y[part])
         np.testing.assert_allclose(other.coef_, fitted.coef_, atol=1e-9)
 
 
 def test_sparse_rows_and_named_classes_change_nothing(rows, judged, fitted):
     X, y = rows
     names = np.array(["no", "yes"], dtype=object)[y]
-    other = BilevelSVC(validation=judged).fit(sp.csr_array(X), names)
+    other = BilevelSVC("rows", validation=judged).fit(sp.csr_array(X), names)
     np.testing.assert_allclose(other.coef_, fitted.coef_, atol=1e-6)
     assert list(other.classes_) == ["no", "yes"]
     assert np.array_equal(other.predict(sp.csc_matrix(X)) == "yes", fitted.predict(X) == 1)
@@ -101,14 +170,14 @@ def test_sparse_rows_and_named_classes_change_nothing(rows, judged, fitted):
 def test_the_drawn_part_has_the_classes_in_proportion(rows):
     X, y = rows
     few = np.r_[np.flatnonzero(y == 0)[:24], np.flatnonzero(y == 1)[:8]]
-    model = BilevelSVC(random_state=0).fit(X[few], y[few])
+    model = BilevelSVC("rows", random_state=0).fit(X[few], y[few])
     train, validation = model._parts(X[few], y[few])
     assert [int((part.labels == 1).sum()) for part in (train, validation)] == [6, 2]
     assert [len(train), len(validation)] == [24, 8]
 
 
 def test_the_seed_decides(rows):
-    first, again, other = (BilevelSVC(random_state=seed).fit(*rows) for seed in (0, 0, 1))
+    first, again, other = (BilevelSVC("rows", random_state=seed).fit(*rows) for seed in (0, 0, 1))
     assert np.array_equal(first.coef_, again.coef_)
     assert not np.allclose(first.coef_, other.coef_)
 
@@ -131,14 +200,24 @@ def test_a_fit_that_is_not_certified_warns_with_the_numbers(rows):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"validation_fraction": 1.5}, "validation_fraction: expected a number between 0 and 1, got 1.5"),
+        (
+            {"hyperparameters": "rows", "validation_fraction": 1.5},
+            "validation_fraction: expected a number between 0 and 1, got 1.5",
+        ),
         ({"validation": [0.5, 1.5]}, "positions of the 80 rows, got an array of dtype float64 and shape (2,)"),
         ({"validation": [80]}, "positions of the 80 rows"),
         ({"validation": np.zeros(80, bool)}, "validation: expected at least one row"),
         ({"validation": np.arange(80)}, "left to train on, got 0"),
         ({"validation": (1, 2, 3)}, "expected a tuple (X, y), got one of 3 entries"),
         ({"validation": (np.ones((2, 4)), [0, 7])}, "expected the labels [0 1], got [7] besides"),
-        ({"validation": (np.ones((2, 3)), [0, 1])}, "validation: expected 4 features as in train, got 3"),
+        (
+            {"hyperparameters": "rows", "validation": (np.ones((2, 3)), [0, 1])},
+            "validation: expected 4 features as in train, got 3",
+        ),
+        ({"validation": (np.ones((2, 3)), [0, 1])}, "expected 4 features as in the other rows, got 3"),
+        ({"hyperparameters": "all"}, 'expected "shared", "features", "rows" or a whole number'),
+        ({"hyperparameters": [0, 1]}, "for each of the 4 features, got [0, 1]"),
+        ({"folds": 1}, "folds: expected a whole number >= 2, got 1"),
         ({"bias_weight": 0.0}, "bias_weight: expected a positive number, got 0.0"),
         ({"rtol": -1.0}, "rtol: expected a number >= 0, got -1.0"),
         ({"max_steps": 1.5}, "max_steps: expected a whole number >= 0, got 1.5"),

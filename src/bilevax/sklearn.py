@@ -1,4 +1,4 @@
-"""`BilevelSVC`: a linear SVM for scikit-learn that chooses a hyperparameter for every training row."""
+"""`BilevelSVC`: a linear SVM for scikit-learn that chooses its own hyperparameters, one or hundreds."""
 
 import warnings
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.model_selection import train_test_split
+    from sklearn.model_selection import StratifiedKFold, train_test_split
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, column_or_1d, validate_data
 except ImportError as error:
@@ -17,8 +17,11 @@ except ImportError as error:
 from bilevax.certificate.certificate import Certificate
 from bilevax.driver.solution import Solution
 from bilevax.driver.solve import solve
+from bilevax.exact.lower_level import solve_lower_level
+from bilevax.model.problem import BilevelProblem
 from bilevax.problems.classification import Dataset
 from bilevax.problems.svm import svm
+from bilevax.problems.svm_penalties import START, svm_penalties
 
 __all__ = ["BilevelSVC"]
 
@@ -27,28 +30,38 @@ _LOOSE_BOUND = 3.0
 
 
 class BilevelSVC(ClassifierMixin, BaseEstimator):
-    """Linear SVM of two classes whose bounds on margin violations, one a training row, are chosen on other rows.
+    """Linear SVM of two classes that chooses its hyperparameters by rows that did not train, and proves its choice.
 
-    The rows given to ``fit`` are parted. On the training part the classifier (w, b) minimises
-    ``|w|^2 / 2 + bias_weight b^2 / 2`` with margins of at least ``1 - c_i``; the bounds c minimise the exponential loss
-    on the validation part plus ``|c|^2 / 2``. That bilevel problem, `bilevax.problems.svm`, is solved and certified. A
-    row that misleads gets a large bound and no influence: there is no ``C`` to search for.
+    With ``hyperparameters="shared"`` (or ``"features"``, or groups of features) the weights of all features (of each
+    feature, of each group) pay a penalty. The rows given to ``fit`` are parted into folds; each fold judges a
+    classifier that the others train, with the hinge's corner rounded, and the penalties minimise the mean loss of all
+    judgements, as a smooth problem instead of a grid (`bilevax.problems.svm_penalties`). The classifier is then trained
+    on all rows.
+
+    With ``hyperparameters="rows"``, the problem of the SFLCB paper, every training row has a bound c_i on how far its
+    margin may be violated: the classifier (w, b) minimises ``|w|^2 / 2 + bias_weight b^2 / 2`` with margins of at least
+    ``1 - c_i``; the bounds c minimise the exponential loss on a validation part plus ``|c|^2 / 2``
+    (`bilevax.problems.svm`). The validation part never trains.
 
     Features should be of similar size: put a ``StandardScaler`` before it in a pipeline.
 
     Parameters
     ----------
-    validation_fraction
-        The part of the rows, drawn class by class, on which the bounds are judged.
+    hyperparameters
+        ``"shared"``, ``"features"``, ``"rows"``, or an integer for every feature: the number of its group, from 0.
+    folds
+        How many parts judge, one after the other; fewer where a class has fewer rows. Not for ``"rows"``.
     validation
-        Instead of a drawn part: the positions (or a mask) of the rows given to ``fit``, or a tuple ``(X, y)`` of
-        other rows; then all the rows given to ``fit`` train.
+        Which rows judge, once, instead of drawn ones: positions (or a mask) of the rows given to ``fit``, or a tuple
+        ``(X, y)`` of other rows; then all the rows given to ``fit`` train.
+    validation_fraction
+        For ``"rows"``: the part of the rows, drawn class by class, on which the bounds are judged.
     bias_weight
         Weight of the intercept in the lower level; positive.
     rtol, max_steps, time_limit
         As in `bilevax.solve`: relative stationarity that the certificate has to confirm, and limits.
     random_state
-        Seed or generator of the drawn part.
+        Seed or generator of what is drawn.
 
     Attributes
     ----------
@@ -57,9 +70,10 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
     classes_
         The two labels.
     certificate_
-        What is proven about the answer, a `bilevax.Certificate`.
+        What is proven about the hyperparameters, a `bilevax.Certificate`.
     solution_
-        The whole answer, a `bilevax.Solution`; ``solution_.x`` are the bounds of the training rows.
+        The whole answer, a `bilevax.Solution`; ``solution_.x`` are the logarithms of the penalties, or the bounds of
+        the training rows.
     n_features_in_, feature_names_in_
         Number of features, and their names where ``X`` has some.
     n_iter_
@@ -83,16 +97,20 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        validation_fraction: float = 0.25,
+        hyperparameters: Any = "shared",
+        folds: int = 5,
         validation: Any = None,
+        validation_fraction: float = 0.25,
         bias_weight: float = 0.01,
         rtol: float = 1e-6,
         max_steps: int | None = None,
         time_limit: float | None = None,
         random_state: Any = None,
     ):
-        self.validation_fraction = validation_fraction
+        self.hyperparameters = hyperparameters
+        self.folds = folds
         self.validation = validation
+        self.validation_fraction = validation_fraction
         self.bias_weight = bias_weight
         self.rtol = rtol
         self.max_steps = max_steps
@@ -117,24 +135,52 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
         y = column_or_1d(y, warn=True)
         self.classes_ = _two_classes(y)
-        train, validation = self._parts(X, y)
-        self.solution_ = solve(
-            svm(train, validation, bias_weight=self.bias_weight),
-            np.full(len(train), _LOOSE_BOUND),
-            rtol=self.rtol,
-            max_steps=self.max_steps,
-            time_limit=self.time_limit,
-            progress=False,
-        )
+        classifier = self._by_rows(X, y) if _named(self.hyperparameters, "rows") else self._by_penalties(X, y)
         self.certificate_ = self.solution_.certificate
-        self.coef_ = np.asarray(self.solution_.y["weights"]).reshape(1, -1)
-        self.intercept_ = np.asarray(self.solution_.y["bias"]).reshape(1)
+        self.coef_, self.intercept_ = classifier[:-1].reshape(1, -1), classifier[-1:]
         self.n_iter_ = self.solution_.stats["steps"]
         if not self.solution_.success:
             warnings.warn(
                 f"BilevelSVC: the answer is not certified. {self.solution_.message}", ConvergenceWarning, stacklevel=2
             )
         return self
+
+    def _by_rows(self, X: Any, y: np.ndarray) -> np.ndarray:
+        train, validation = self._parts(X, y)
+        problem = svm(train, validation, bias_weight=self.bias_weight, flat=True)
+        return np.asarray(self._solved(problem, np.full(len(train), _LOOSE_BOUND)).y)
+
+    def _by_penalties(self, X: Any, y: np.ndarray) -> np.ndarray:
+        """Choose the penalties by parts of the rows that judge, and train with them on all that may train."""
+        group = _groups(self.hyperparameters, X.shape[1])
+        rows, mine = Dataset(X, self._signs(y)), len(y)
+        if isinstance(self.validation, tuple):
+            rows = rows.joined(self._other_rows(self.validation))
+            judged = [np.arange(mine, len(rows))]
+        elif self.validation is not None:
+            judged = [self._positions_that_leave_both(rows.labels)]
+        else:
+            judged = self._drawn_folds(y)
+        penalties = lambda some, parts: svm_penalties(some, parts, group, bias_weight=self.bias_weight)
+        found = self._solved(penalties(rows, judged), np.full(group.max() + 1, START))
+        # The classifiers of the folds are near the one of all rows.
+        near = np.asarray(found.y).mean(axis=0, keepdims=True)
+        whole = penalties(rows[:mine], [np.zeros(0, int)])
+        return np.asarray(solve_lower_level(whole, found.x, start=near).y)[0]
+
+    def _solved(self, problem: BilevelProblem, start: np.ndarray) -> Solution:
+        limits = {"rtol": self.rtol, "max_steps": self.max_steps, "time_limit": self.time_limit}
+        self.solution_ = solve(problem, start, progress=False, **limits)
+        return self.solution_
+
+    def _drawn_folds(self, y: np.ndarray) -> list[np.ndarray]:
+        if isinstance(self.folds, bool) or not isinstance(self.folds, int | np.integer) or self.folds < 2:
+            raise ValueError(f"folds: expected a whole number >= 2, got {self.folds!r}.")
+        fewest = int(np.unique(y, return_counts=True)[1].min())
+        if fewest < 2:
+            raise ValueError("y: expected at least two rows of each class, for one of them judges, got one.")
+        drawn = StratifiedKFold(min(self.folds, fewest), shuffle=True, random_state=self.random_state)
+        return [judged for _, judged in drawn.split(np.zeros(len(y)), y)]
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return ``w'z + b`` for each row: positive for ``classes_[1]``."""
@@ -158,13 +204,17 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
         everything = Dataset(X, self._signs(y))
         if isinstance(self.validation, tuple):
             return everything, self._other_rows(self.validation)
-        judged = self._draw(y) if self.validation is None else _positions(self.validation, len(y))
-        train = everything[np.setdiff1d(np.arange(len(y)), judged)]
-        if len(np.unique(train.labels)) < 2:
+        judged = self._draw(y) if self.validation is None else self._positions_that_leave_both(everything.labels)
+        return everything[np.setdiff1d(np.arange(len(y)), judged)], everything[judged]
+
+    def _positions_that_leave_both(self, labels: np.ndarray) -> np.ndarray:
+        judged = _positions(self.validation, len(labels))
+        train = np.delete(labels, judged)
+        if len(np.unique(train)) < 2:
             raise ValueError(
                 f"validation: expected rows of both classes to be left to train on, got {len(train)} of at most one."
             )
-        return train, everything[judged]
+        return judged
 
     def _draw(self, y: np.ndarray) -> np.ndarray:
         fraction = self.validation_fraction
@@ -184,6 +234,25 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
 
     def _signs(self, y: np.ndarray) -> np.ndarray:
         return np.where(y == self.classes_[1], 1.0, -1.0)
+
+
+def _named(given: Any, name: str) -> bool:
+    return isinstance(given, str) and given == name
+
+
+def _groups(given: Any, features: int) -> np.ndarray:
+    """Return the number of the penalty of each feature."""
+    if _named(given, "shared"):
+        return np.zeros(features, int)
+    if _named(given, "features"):
+        return np.arange(features)
+    groups = np.asarray(given)
+    if groups.shape != (features,) or not np.issubdtype(groups.dtype, np.integer) or groups.min(initial=0) < 0:
+        raise ValueError(
+            f'hyperparameters: expected "shared", "features", "rows" or a whole number >= 0 for each of the {features} '
+            f"features, got {given!r}."
+        )
+    return np.unique(groups, return_inverse=True)[1]
 
 
 def _two_classes(y: np.ndarray) -> np.ndarray:

@@ -191,8 +191,10 @@ class _Terms:
             own = [sp.diags(_row_norms(flat, level, of, x, y)) for level, of in _SQUARES]
             of_f = sp.block_diag(own[:2], format="csc")
             of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
-        self.upper = of_f, _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
-        self.lower = of_g, _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
+        linear_f = _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
+        linear_g = _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
+        self.upper = _without_rounding(of_f, 0), linear_f
+        self.lower = _without_rounding(of_g, flat.n_x), linear_g
         self.rows = flat.row_groups
 
 
@@ -308,6 +310,23 @@ def _least_squares(matrix: Any, target: np.ndarray, start: np.ndarray) -> np.nda
     for _ in range(_REFINEMENTS):
         answer += lapack.dpotrs(factor, right - normal @ answer, lower=True)[0]
     return answer
+
+
+def _without_rounding(hessian: sp.spmatrix | np.ndarray, first: int) -> sp.spmatrix | np.ndarray:
+    """Return second derivatives without those that are but rounding beside the ones on the diagonal.
+
+    Sums that cancel, such as those of centred features, leave numbers that say nothing about units. ``first`` is the
+    column of the first entry of the diagonal.
+    """
+    row, column, data = entries_of(hessian)
+    size = np.zeros(hessian.shape[1])
+    on_diagonal = column == row + first
+    size[column[on_diagonal]] = np.sqrt(np.abs(data[on_diagonal]))
+    kept = np.abs(data) > _NOISE * size[row + first] * size[column]
+    if kept.all():
+        return hessian
+    cleaned = sp.csc_matrix((data[kept], (row[kept], column[kept])), hessian.shape)
+    return cleaned.toarray() if isinstance(hessian, np.ndarray) else cleaned
 
 
 def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix | np.ndarray, point: np.ndarray) -> np.ndarray:

@@ -47,6 +47,17 @@ class Dataset:
         """Return some of the rows: a slice, a mask or positions."""
         return Dataset(self.features[rows], self.labels[rows], self.name)
 
+    def joined(self, other: "Dataset") -> "Dataset":
+        """Return these rows, and those of another data set behind them."""
+        parts = (self.features, other.features)
+        if parts[0].shape[1] != parts[1].shape[1]:
+            raise ValueError(
+                f"features: expected {parts[0].shape[1]} features as in the other rows, got {parts[1].shape[1]}."
+            )
+        sparse = any(map(sp.issparse, parts))
+        features = sp.vstack(parts, format="csr") if sparse else np.vstack(parts)
+        return Dataset(features, np.concatenate([self.labels, other.labels]), self.name)
+
 
 class Split(NamedTuple):
     """A data set in three parts."""

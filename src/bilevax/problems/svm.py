@@ -47,9 +47,9 @@ def svm(train: Dataset, validation: Dataset, *, bias_weight: float = 0.01, flat:
     return BilevelProblem(
         upper=_loss,
         lower=_size,
-        coupling=LinearCoupling(A=_signed(train, flat), B=sp.eye(len(train)), lower=1.0),
+        coupling=LinearCoupling(A=signed_rows(train, flat), B=sp.eye(len(train)), lower=1.0),
         x_set=NonNegative(),
-        data={"margins": as_linear_map(_signed(validation, flat), "validation"), "bias_weight": float(bias_weight)},
+        data={"margins": as_linear_map(signed_rows(validation, flat), "validation"), "bias_weight": float(bias_weight)},
         y_like=np.zeros(size + 1) if flat else {"weights": np.zeros(size), "bias": np.zeros(())},
     )
 
@@ -79,7 +79,7 @@ def _parts(y: PyTree) -> tuple[Any, Any]:
     return (y["weights"], y["bias"]) if isinstance(y, dict) else (y[:-1], y[-1])
 
 
-def _signed(dataset: Dataset, flat: bool) -> Any:
+def signed_rows(dataset: Dataset, flat: bool) -> Any:
     """Return the matrix from the flattened y to the rows' margins; a dictionary is flattened in its keys' order."""
     ones = np.ones((len(dataset), 1))
     parts = [dataset.features, ones] if flat else [ones, dataset.features]
