@@ -1,4 +1,4 @@
-"""Draw the pictures of the documentation into ``docs/pictures``: run the pages of the gallery, which draw their own.
+"""Draw the pictures of the documentation into ``docs/pictures``: run the pages that draw their own.
 
 python docs/pictures.py
 """
@@ -15,7 +15,7 @@ def main() -> None:
     """Draw all pictures."""
     folder = HERE / "pictures"
     folder.mkdir(exist_ok=True)
-    for page in sorted((HERE / "gallery").glob("*.md")):
+    for page in (*sorted((HERE / "gallery").glob("*.md")), HERE / "proof.md"):
         names: dict = {}
         with contextlib.chdir(folder):
             for body in PYTHON.findall(page.read_text()):

@@ -1,11 +1,15 @@
 """Global bounds: never above the optimum, closed where they can be, and refused by name elsewhere."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import bilevax as bx
 from attack.judge.global_optimum import Quadratics, least_value
+from bilevax.app.cli import app
 from bilevax.proof.incumbents import Incumbent
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
 from bilevax.proof.program import AffineRows, LowerGradient, complementarity_program
@@ -195,3 +199,30 @@ def test_a_cube_of_x_alone_in_g_leaves_its_gradient_affine():
     assert proof.upper_bound == pytest.approx(-7.8, abs=1e-9)
     mixed = two_valleys(lower=lambda x, y: (y[0] - x[0]) ** 2 + x[0] ** 2 * y[0])
     assert bx.prove(mixed).status is bx.ProofStatus.UNSUPPORTED
+
+
+FILE = """
+import bilevax as bx, numpy as np
+problem = bx.BilevelProblem(
+    upper=lambda x, y: (x[0] + 1) ** 2 + 4 * (y[0] - 2) ** 2 - 15,
+    lower=lambda x, y: (y[0] - x[0]) ** 2,
+    x_set=bx.Box(np.array([-3.0]), np.array([3.0])),
+    y_set=bx.Box(np.array([0.0]), np.array([5.0])),
+)
+x0 = np.array([-1.0])
+"""
+
+
+def test_the_command_prints_the_bounds_and_writes_them_on_a_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "valleys.py").write_text(FILE)
+    shown = CliRunner().invoke(app, ["prove", "valleys.py", "--report", "page.html"])
+    assert shown.exit_code == 0, shown.output
+    assert "proven" in shown.output
+    page = (tmp_path / "page.html").read_text()
+    assert "<h3>Proof</h3>" in page
+    assert "The global bounds closing" in page
+    said = json.loads(CliRunner().invoke(app, ["prove", "valleys.py", "--json"]).stdout)
+    assert said["proven"]
+    assert said["lower_bound"] <= said["upper_bound"] == pytest.approx(-7.8)
+    assert said["solution"]["success"]

@@ -49,7 +49,8 @@ class Proof:
     message: str
     history: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
-    def _lines(self) -> list[tuple[str, str]]:
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what is proven, a name and a text each."""
         return [
             ("status", f"{self.status} ({'proven' if self.proven else 'not proven'})"),
             ("lower bound", f"{self.lower_bound:.10g}"),
@@ -60,10 +61,10 @@ class Proof:
         ]
 
     def __str__(self) -> str:
-        return f"Proof: {self.message}\n" + "\n".join(f"  {key:<11}  {value}" for key, value in self._lines())
+        return f"Proof: {self.message}\n" + "\n".join(f"  {key:<11}  {value}" for key, value in self.lines())
 
     def _repr_html_(self) -> str:
-        return html.facts(f"Proof: {self.message}", self._lines())
+        return html.facts(f"Proof: {self.message}", self.lines())
 
 
 def concluded(bounds: Bounds, best: Solution | None, gap: float, seconds: float, unit: float) -> Proof:

@@ -10,7 +10,7 @@ except ImportError as error:
     print(f"the command bilevax needs {error.name}: pip install 'bilevax[cli]'", file=sys.stderr)
     raise SystemExit(2) from error
 
-from bilevax.app.cli import comparing, networks, project, solving
+from bilevax.app.cli import comparing, networks, project, proving, solving
 from bilevax.app.cli.compiled import keep_compiled
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def about(
 app.command("demo")(solving.demonstrate)
 app.command("solve")(solving.solve_file)
 app.command("certify")(solving.certify_file)
+app.command("prove")(proving.prove_file)
 app.command("multistart")(solving.multistart_file)
 app.command("network")(networks.design_network)
 app.command("compare")(comparing.compare_methods)

@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax.app.report.figures import convergence, hyperobjective, network_map
 from bilevax.app.report.lines import checks, short
+from bilevax.app.report.proofs import bounds_closing
 from bilevax.driver.solution import Solution
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.design import NetworkDesign
@@ -139,6 +140,8 @@ def _part(
     figures = list(convergence(solution)) if solution.history else []
     if problem is not None and x0 is not None:
         figures.insert(0, hyperobjective(problem, x0, solution))
+    if solution.proof is not None and len(solution.proof.history["nodes"]) > 1:
+        figures.append(bounds_closing(solution.proof))
     if network is not None:
         picture = (
             "The network: links as wide as their capacity, on the right side of the way",
@@ -154,6 +157,7 @@ def _part(
         "solution": solution,
         "facts": _facts(solution, problem, network),
         "checks": checks(solution.certificate, rtol),
+        "proof": None if solution.proof is None else solution.proof.lines(),
         "points": [*_leaves("x", solution.x), *_leaves("y", solution.y), *_leaves("multipliers", solution.multipliers)],
         "figures": [
             {"caption": figure[0], "drawing": json.loads(figure[1].to_json() or ""), "wide": figure is picture}
