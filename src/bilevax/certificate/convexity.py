@@ -15,7 +15,7 @@ from bilevax.exact.lower import constraints_at
 from bilevax.model.analysis import prove_by_hessian
 from bilevax.model.derived import derived
 from bilevax.model.flat import FlatProblem
-from bilevax.model.tangent import WeightedRows
+from bilevax.model.straight import WeightedRows
 
 Evidence = Literal["proven", "tested", "refuted", "unknown"]
 

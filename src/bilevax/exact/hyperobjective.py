@@ -58,7 +58,7 @@ class Hyperobjective:
         """Solve the lower level at x, and evaluate f there."""
         flat = self._flat
         point = flat.x_flat(x)
-        with blas_threads(max(flat.n_y, min(flat.rows.A.shape[0], 2 * flat.n_y))):
+        with blas_threads(max(flat.n_y, min(trees.size(flat.row_shapes), 2 * flat.n_y))):
             phi = evaluate(flat, point)
         outcome = phi.lower.outcome
         missing = smallest_relaxation_at(flat, point) if outcome is Outcome.INFEASIBLE else 0.0

@@ -248,6 +248,9 @@ class AffineCoupling(FunctionCoupling):
         A number, or a pytree with the structure of what ``fn`` returns whose arrays broadcast to it.
     """
 
+    def __init__(self, fn: Callable[..., PyTree], lower: PyTree = -np.inf, upper: PyTree = np.inf):
+        super().__init__(fn, lower, upper)
+
     def matrices(self, x: PyTree, y: PyTree, data: PyTree) -> tuple[sp.csr_matrix, sp.csr_matrix, np.ndarray]:
         zero_x, zero_y = trees.zeros(x), trees.zeros(y)
         offset = self.value(zero_x, zero_y, data)

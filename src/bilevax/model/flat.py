@@ -27,9 +27,10 @@ from bilevax.model.kernels import Kernels, compiled, evaluation, padded
 from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_jointly
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
-from bilevax.model.quadratic import JointQuadratic, Quadratic
+from bilevax.model.quadratic import JointQuadratic, LowerDerivatives, Quadratic
 from bilevax.model.scales import RowGroups, Scales, natural_scales
 from bilevax.model.set_rows import SetRows
+from bilevax.model.straight import straightened
 
 _IN_UNITS = "rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic", "upper_constants", "quadratics"
 
@@ -43,14 +44,6 @@ class Rows(NamedTuple):
     upper: np.ndarray
 
 
-class LowerDerivatives(NamedTuple):
-    """Derivatives of g at a point: in y, twice in y, and in y then x."""
-
-    gradient: np.ndarray
-    hessian: sp.csc_matrix
-    mixed: sp.csc_matrix
-
-
 class FlatProblem:
     """The functions, rows and sets of a problem on flat float64 vectors, in units of its own.
 
@@ -59,9 +52,9 @@ class FlatProblem:
     """
 
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree):
-        self.problem = problem
         self.x_like = jax.tree.map(_float64_shape, x_like)
         self.y_like = jax.tree.map(_float64_shape, y_like)
+        self.problem = straightened(problem, Frozen(self.x_like), Frozen(self.y_like))
         self.n_x, self.n_y = trees.size(self.x_like), trees.size(self.y_like)
         self.patterns: dict[Any, Pattern] = {}
         self._last_blocks: tuple[tuple[sp.csc_matrix, ...], sp.csc_matrix] | None = None

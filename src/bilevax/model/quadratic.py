@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,14 @@ from bilevax.model.scales import Scales
 _FEW_ENTRIES = 10_000
 #: So are larger ones with more than this share of entries.
 _FULL = 0.2
+
+
+class LowerDerivatives(NamedTuple):
+    """Derivatives of g at a point: in y, twice in y, and in y then x."""
+
+    gradient: np.ndarray
+    hessian: sp.csc_matrix
+    mixed: sp.csc_matrix
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from bilevax.model.derived import Family, derived, representative
 from bilevax.model.objectives import properties_of
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.row_functions import bent_rows_of
+from bilevax.model.straight import weighted
 
 
 class Bent(eqx.Module):
@@ -47,24 +48,13 @@ class Bent(eqx.Module):
         return total
 
 
-class WeightedRows(eqx.Module):
-    """A sum of rows as an objective."""
-
-    rows: Coupling
-    weights: np.ndarray
-
-    def __call__(self, x: PyTree, y: PyTree, *data: PyTree) -> Any:
-        return self.weights @ trees.flatten(self.rows.value(x, y, data[0] if data else None))
-
-
 @remembered
 def upper_row_kinks(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> tuple[Any, ...]:
     """Return the kinks of the upper rows that are not affine."""
     found = []
     for part in problem.upper_rows:
         if not part.affine:
-            count = trees.size(part.shapes(x_like.tree, y_like.tree, problem.data))
-            alone = derived(problem, upper=WeightedRows(part, np.ones(count)))
+            alone = derived(problem, upper=weighted(part, problem, x_like, y_like))
             found += properties_of(alone, "upper", x_like, y_like).refused
     return tuple(found)
 

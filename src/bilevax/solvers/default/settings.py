@@ -203,12 +203,11 @@ class UpperRowsSettings:
     high_price: float = 1e4  # the first price of a second attempt,
     highest_price: float = 1e12  # and where an attempt ends
     dearer: float = 10.0  # by what the price rises
-    fall: float = 0.25  # a round leaves at most this part of a violation, or the price rises
-    satisfied: float = 1e-8  # rows hold if they are violated by at most this, relative to the rows' values
-    still: float = 0.1  # multipliers are at rest if they change by at most this part of rtol
-    far: float = (
-        10.0  # times 1 + the violation at the start: a round that ends with more was too cheap, and is repeated
-    )
+    fall: float = 0.25  # a round leaves at most this part of what rows miss, or the price rises
+    satisfied: float = 1e-8  # rows hold if they miss by at most this, relative to their values
+    accuracy: float = 1e-2  # a round is solved to this part of what rows missed by before it,
+    least_accuracy: float = 1e-3  # and to this at least
+    far: float = 10.0  # a round with violations above this times 1 + that at the start was too cheap: it is repeated
 
 
 UPPER_ROWS = UpperRowsSettings()

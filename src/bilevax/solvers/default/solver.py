@@ -76,7 +76,7 @@ class Default(HostSolver):
         """
         diary = Diary() if diary is None else diary
         if flat.problem.upper_rows:
-            inner = lambda flat, x, y, known: self.search(flat, x, y, rtol, known)
+            inner = lambda flat, x, y, known, rtol: self.search(flat, x, y, rtol, known)
             yield from UpperRowsSearch(flat, inner, x0, y0, rtol).search(x0, y0, diary)
             return
         if flat.problem.curved:

@@ -6,7 +6,8 @@ method on tangent problems at that x, and its f decides whether the step is take
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import scipy.sparse as sp
@@ -117,14 +118,14 @@ class TangentSearch:
         flat = self._flat
         x = UpperSet(flat.x_rows).project(x)
         y = flat.y_rows.well_inside(np.zeros(flat.n_y)) if y is None else y
-        now = yield from diary.phase("start", self._start(x, y))
+        now = diary.once("start", lambda: self._start(x, y))
         if now is None:
             yield Snapshot(x, y, "answer", np.inf, final=True)
             return
         yield Snapshot(now.x, now.y, "start", now.value)
         radius, converged = TANGENTS.first_radius, False
         for number in range(TANGENTS.steps):
-            trial, promised = yield from diary.phase(f"step {number}", self._step(now, radius))
+            trial, promised = diary.once(f"step {number}", functools.partial(self._step, now, radius))
             size = 1 + abs(now.value)
             if promised <= TANGENTS.worth * self._rtol**2 * size:
                 converged = trial is not None
@@ -140,35 +141,37 @@ class TangentSearch:
             yield Snapshot(now.x, now.y, "tangents", now.value)
         yield Snapshot(now.x, now.y, "answer", now.value, final=True, converged=converged)
 
-    def _start(self, x: np.ndarray, y: np.ndarray) -> Generator[Snapshot, None, Answered | None]:
+    def _start(self, x: np.ndarray, y: np.ndarray) -> Answered | None:
         """Return the lower level's answer at x; where it has none, that at the x to which its tangent problem leads."""
         first = np.full(trees.size(self._flat.row_shapes), TANGENTS.first_multiplier)
         found = self._follower.answer(x, y, first)
         for _ in range(TANGENTS.approaches):
             if found is not None:
                 break
-            problem, last = self._follower.tangent(x, y, first), None
-            for last in self._search(FlatProblem(problem, self._flat.x_like, self._flat.y_like), x, y, None):
-                yield last._replace(exact=False, final=False, converged=False)
+            problem = self._follower.tangent(x, y, first)
+            last = self._minimised(problem, x, y)
             if last is None:
                 break
             x, y = last.x, last.y
             found = self._follower.answer(x, y, first)
         return found
 
-    def _step(self, now: Answered, radius: float) -> Generator[Snapshot, None, tuple[Answered | None, float]]:
+    def _step(self, now: Answered, radius: float) -> tuple[Answered | None, float]:
         """Return the answer at the minimiser of the tangent problem in the trust region, and what that promised."""
         flat, problem = self._flat, self._follower.tangent(now.x, now.y, now.multipliers)
         user = FlatProblem(problem, flat.x_like, flat.y_like)
         reach = radius * equilibrated(user, flat.x_tree(now.x), flat.y_tree(now.y)).scales.x
         family = problem.family if isinstance(problem, DerivedProblem) else None
         near = derived(problem, family, x_set=Region(problem.x_set, now.x - reach, now.x + reach))
-        last = None
-        for last in self._search(FlatProblem(near, flat.x_like, flat.y_like), now.x, now.y, None):
-            yield last._replace(exact=False, final=False, converged=False)
+        last = self._minimised(near, now.x, now.y)
         if last is None:
             return None, np.inf
         promised = now.value - flat.value("upper", last.x, last.y)
         if np.abs((last.x - now.x) / reach).max(initial=0.0) * radius <= TANGENTS.same:
             return now, 0.0
         return self._follower.answer(last.x, last.y, now.multipliers), promised
+
+    def _minimised(self, problem: BilevelProblem, x: np.ndarray, y: np.ndarray) -> Snapshot | None:
+        """Return where the search on a tangent problem ends."""
+        steps = self._search(FlatProblem(problem, self._flat.x_like, self._flat.y_like), x, y, None)
+        return functools.reduce(lambda _, step: step, steps, None)

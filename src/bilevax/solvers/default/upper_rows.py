@@ -29,7 +29,8 @@ from bilevax.solvers.base import Snapshot
 from bilevax.solvers.default.settings import UPPER_ROWS
 from bilevax.solvers.diary import Diary
 
-Search = Callable[[FlatProblem, np.ndarray, np.ndarray | None, np.ndarray | None], Iterator[Snapshot]]
+# From a point, an earlier answer's multipliers, and how accurately: to the snapshots of a search.
+Search = Callable[[FlatProblem, np.ndarray, np.ndarray | None, np.ndarray | None, float], Iterator[Snapshot]]
 
 
 class Penalised(eqx.Module):
@@ -52,13 +53,13 @@ class Penalised(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Round:
-    """Where the rounds stand: the point, the rows' multipliers and price, and the largest violation at the point."""
+    """Where the rounds stand: the point, the rows' multipliers and price, and by how much a row misses at most."""
 
     x: np.ndarray
     y: np.ndarray | None
     multiplier: np.ndarray
     price: float
-    violation: float
+    miss: float
     converged: bool = False
     settled: bool = False
 
@@ -115,21 +116,27 @@ class UpperRowsSearch:
         inner = FlatProblem(derived(flat.problem, self._family, upper=upper, upper_rows=None), flat.x_like, flat.y_like)
         known = np.zeros(trees.size(flat.row_shapes)) if near else None  # an earlier answer is gone on from
         last, value = None, np.zeros(self._rows.count)
-        for last in self._search(inner, now.x, now.y, known):
+        # While the rows are far from holding, the minimiser need not be accurate.
+        accuracy = float(np.clip(UPPER_ROWS.accuracy * now.miss, self._rtol, UPPER_ROWS.least_accuracy))
+        for last in self._search(inner, now.x, now.y, known, accuracy):
             yield last._replace(exact=False, final=False, converged=False)
             value = self._weight * self._rows.values(last.x, last.y)
             if not self._violation(value) <= self._far:  # f falls faster than the rows cost
                 return dataclasses.replace(now, price=UPPER_ROWS.dearer * now.price)
         if last is None:
             return dataclasses.replace(now, y=None)
+        # A row misses by how far it is violated, or open though its multiplier is not zero.
         shifted = value + multiplier / now.price
-        new = now.price * (shifted - np.clip(shifted, self._low, self._high))
-        violation = self._violation(value)
-        size = 1 + np.abs(value).max(initial=0.0)
-        still = np.abs(new - multiplier).max(initial=0.0) <= UPPER_ROWS.still * self._rtol * (
-            self._unit + np.abs(new).max(initial=0.0)
+        miss = value - np.clip(shifted, self._low, self._high)
+        largest, size = float(np.abs(miss).max(initial=0.0)), 1 + np.abs(value).max(initial=0.0)
+        settled = largest <= UPPER_ROWS.satisfied * size
+        dearer = UPPER_ROWS.dearer if largest > UPPER_ROWS.fall * now.miss and not settled else 1.0
+        return _Round(
+            x=last.x,
+            y=last.y,
+            multiplier=multiplier + now.price * miss,
+            price=dearer * now.price,
+            miss=largest,
+            converged=last.converged,
+            settled=settled and accuracy == self._rtol,
         )
-        settled = violation <= UPPER_ROWS.satisfied * size and bool(still)
-        slow = violation > UPPER_ROWS.fall * now.violation and violation > UPPER_ROWS.satisfied * size
-        dearer = UPPER_ROWS.dearer if slow else 1.0
-        return _Round(last.x, last.y, new, dearer * now.price, violation, last.converged, settled)

@@ -15,7 +15,8 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import lsq_linear
 
-from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.model.flat import FlatProblem
+from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra, Expansion
 from bilevax.solvers.default.lower.domain import Domain
 from bilevax.solvers.default.lower.rows import LowerRows

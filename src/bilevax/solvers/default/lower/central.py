@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from bilevax._support import clock
-from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.model.flat import FlatProblem
+from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.settings import CENTRAL
 from bilevax.solvers.diary import Learning

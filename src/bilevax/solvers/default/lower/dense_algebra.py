@@ -16,7 +16,8 @@ from scipy.linalg import lapack
 
 from bilevax._support import clock
 from bilevax.model.compressed_rows import scaled
-from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.model.flat import FlatProblem
+from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.central import KktPoint
 from bilevax.solvers.default.lower.rows import LowerRows, as_array
 from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored

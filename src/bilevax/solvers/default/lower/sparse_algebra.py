@@ -17,7 +17,8 @@ import qdldl
 import scipy.sparse as sp
 
 from bilevax._support import clock
-from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.model.flat import FlatProblem
+from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.central import KktPoint
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.settings import ALGEBRA

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.model.flat import FlatProblem, LowerDerivatives
+from bilevax.model.flat import FlatProblem
+from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.pieces.point import ACTIVE, INACTIVE, ExactPoint, Units
 from bilevax.solvers.default.programs.upper_set import UpperSet
