@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax._support.elimination import split
 from bilevax.datasets import Dataset
+from bilevax.exact.sensitivity import solve_kkt
 from bilevax.model import compressed_rows
 from bilevax.model.flat import FlatProblem
 from bilevax.problems import svm
@@ -147,3 +148,17 @@ def test_compressed_rows_are_put_together_as_blocks(monkeypatch):
         np.testing.assert_array_equal(joint.toarray(), sp.block_array([[B, A], [X, None], [None, Y]]).toarray())
         np.testing.assert_allclose(compressed_rows.row_squares(joint), (joint.toarray() ** 2).sum(axis=1))
         assert joint.has_sorted_indices
+
+
+def test_sparse_kkt_systems_of_long_networks_are_solved_to_rounding():
+    """The balance of flows on a long ladder: its rows are nearly dependent, so a residual of 1e-12 says little."""
+    steps = 800
+    path = sp.diags([1.0, -1.0], [0, -1], shape=(steps, steps))
+    rungs = sp.eye(steps)
+    balance = sp.csr_matrix(sp.block_array([[path, None, rungs], [None, path, -rungs]]))[:-1]
+    hessian = sp.csc_matrix(sp.diags(np.random.default_rng(0).uniform(1.0, 2.0, balance.shape[1])))
+    right = np.concatenate([np.random.default_rng(1).standard_normal(balance.shape[1]), np.zeros(balance.shape[0])])
+    system = sp.block_array([[hessian, balance.T], [balance, None]]).toarray()
+    solution, exact = solve_kkt(hessian, balance, right), np.linalg.solve(system, right)
+    assert solution is not None
+    np.testing.assert_allclose(solution, exact, rtol=0, atol=1e-10 * np.abs(exact).max())

@@ -1,4 +1,4 @@
-"""How time and memory grow with the size: the paper's SVM, dense quadratics, sparse chains, each in its own process."""
+"""How time and memory grow with size: the paper's SVM, dense quadratics, sparse chains and grids, a process each."""
 
 import argparse
 import json
@@ -27,18 +27,22 @@ _CASES = (
     ("svm", (20_000, 200), 120.0),
     ("dense", (100,), None),
     ("dense", (500,), None),
+    ("dense", (1000,), None),
     ("dense", (2000,), 10.0),
     ("chain", (10_000,), None),
     ("chain", (50_000,), None),
     ("chain", (330_000,), None),
+    ("grid", (50,), None),
+    ("grid", (150,), None),
+    ("grid", (500,), None),
 )
-_MEMORY = {"svm": 5.0, "chain": 10.0}  # times the data, of the largest size
-_STEEPEST = {"chain": 1.2}  # exponent of the growth
+_MEMORY = {"svm": 5.0, "chain": 10.0, "grid": 10.0}  # times the data, of the largest size
+_STEEPEST = {"chain": 1.2, "grid": 1.2}  # exponent of the growth
 _LIMIT = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", nargs="+", choices=("svm", "dense", "chain"), default=["svm", "dense", "chain"])
+    parser.add_argument("--kinds", nargs="+", choices=tuple(_MAKERS), default=list(_MAKERS))
     parser.add_argument("--most", type=int, default=10**9, help="leave out larger sizes")
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)  # one of them, in this process
 
@@ -79,7 +83,7 @@ def _measure(kind: str, size: tuple[int, ...]) -> dict[str, Any]:
     """Solve one problem, the first of the process: compiling counts, in time and in memory."""
     jax.config.update("jax_enable_x64", True)
     before = _resident()
-    problem, x0, data, work = {"svm": _svm, "dense": _dense, "chain": _chain}[kind](*size)
+    problem, x0, data, work = _MAKERS[kind](*size)
     clock, cpu = time.perf_counter(), time.process_time()
     solution = bx.solve(problem, x0, time_limit=_LIMIT, progress=False)
     return {
@@ -136,3 +140,26 @@ def _chain(size: int) -> tuple[bx.BilevelProblem, np.ndarray, float, float]:
         x_set=bx.Box(-2.0, 2.0),
     )
     return problem, np.zeros(3), 12.0 * (A.nnz + B.nnz), size
+
+
+def _grid(side: int) -> tuple[bx.BilevelProblem, np.ndarray, float, float]:
+    """Return tolls on three kinds of streets of a square grid: a node's flows balance, two entries a street."""
+    random, nodes = np.random.default_rng(0), np.arange(side * side).reshape(side, side)
+    ends = [(nodes[:, :-1], nodes[:, 1:]), (nodes[:-1], nodes[1:])]
+    start, stop = (np.concatenate([pair[k].ravel() for pair in ends]) for k in (0, 1))
+    streets = len(start)
+    entries = np.repeat([1.0, -1.0], streets), (np.concatenate([start, stop]), np.tile(np.arange(streets), 2))
+    balance = sp.csr_matrix(sp.coo_matrix(entries, (nodes.size, streets)))[:-1]  # the last follows from the others
+    supply = random.standard_normal(nodes.size)
+    supply = (supply - supply.mean())[:-1]
+    kind, cost, goal = np.arange(streets) % 3, random.uniform(1.0, 2.0, streets), random.uniform(-0.5, 0.5, streets)
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: 0.5 * jnp.mean((y - goal) ** 2) + 0.01 * jnp.sum(x**2),
+        lower=lambda x, y: jnp.sum(0.5 * cost * y**2 + x[kind] * y),
+        coupling=bx.LinearCoupling(A=balance, lower=supply, upper=supply),
+        x_set=bx.Box(-1.0, 1.0),
+    )
+    return problem, np.zeros(3), 12.0 * balance.nnz, streets
+
+
+_MAKERS = {"svm": _svm, "dense": _dense, "chain": _chain, "grid": _grid}

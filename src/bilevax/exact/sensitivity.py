@@ -141,12 +141,14 @@ def _solve_scaled(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -
         shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
         pivoting = EXACT_SETTINGS.pivoting
         factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=pivoting)
-        solution = factor.solve(right)
+        solution, residual = np.zeros_like(right), right
+        # To rounding: where rows are nearly dependent, a small residual may still be a large error.
         for _ in range(EXACT_SETTINGS.max_refinements):
-            residual = right - system @ solution
-            if np.abs(residual).max() <= EXACT_SETTINGS.kkt_accuracy * (1 + np.abs(right).max()):
+            better = solution + factor.solve(residual)
+            left = right - system @ better
+            if not np.abs(left).max(initial=0.0) < 0.5 * np.abs(residual).max(initial=0.0):
                 break
-            solution = solution + factor.solve(residual)
+            solution, residual = better, left
     residual = np.abs(system @ solution - right).max(initial=0.0)
     return solution if residual <= EXACT_TOLERANCES.kkt_residual * (1 + np.abs(right).max(initial=0.0)) else None
 

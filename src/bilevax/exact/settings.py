@@ -18,7 +18,6 @@ class ExactSettings:
     kkt_cutoff: float = 1e-12
     # What is added to the diagonal of sparse KKT systems, relative to the Hessian, and how refinement takes it out.
     kkt_regularisation: float = 1e-9
-    kkt_accuracy: float = 1e-12
     max_refinements: int = 20
     # The pivoting threshold of the sparse factorisation.
     pivoting: float = 0.01
