@@ -49,6 +49,6 @@ def _straightened(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> Bi
     found = [tuple(map(straight, rows)) for rows in levels]
     if all(new is old for level, rows in zip(found, levels, strict=True) for new, old in zip(level, rows, strict=True)):
         return problem
-    singles = problem.single_coupling, problem.single_upper_rows
-    coupling, upper_rows = (rows[0] if single else rows for rows, single in zip(found, singles, strict=True))
+    forms = problem.coupling_form, problem.upper_rows_form
+    coupling, upper_rows = (form.restore(rows) for rows, form in zip(found, forms, strict=True))
     return derived(problem, coupling=coupling, upper_rows=upper_rows)
