@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 from typer.testing import CliRunner
 
 import bilevax as bx
@@ -198,7 +199,9 @@ def test_a_cube_of_x_alone_in_g_leaves_its_gradient_affine():
     assert proof.proven
     assert proof.upper_bound == pytest.approx(-7.8, abs=1e-9)
     mixed = two_valleys(lower=lambda x, y: (y[0] - x[0]) ** 2 + x[0] ** 2 * y[0])
-    assert bx.prove(mixed).status is bx.ProofStatus.UNSUPPORTED
+    proof = bx.prove(mixed)
+    assert proof.status is bx.ProofStatus.RELAXED
+    assert "the gradient of g in y is not affine" in proof.message
 
 
 FILE = """
@@ -226,3 +229,21 @@ def test_the_command_prints_the_bounds_and_writes_them_on_a_page(tmp_path, monke
     assert said["proven"]
     assert said["lower_bound"] <= said["upper_bound"] == pytest.approx(-7.8)
     assert said["solution"]["success"]
+
+
+def test_the_high_point_relaxation_proves_a_convex_f_that_the_lower_level_agrees_with():
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.exp(-y[0]) + 0.5 * x @ x,
+        lower=lambda x, y: y @ y,
+        coupling=bx.LinearCoupling(A=np.ones((1, 1)), B=-np.eye(1), lower=np.array([1.0]), upper=np.array([2.0])),
+    )
+    best = minimize_scalar(lambda x: np.exp(-max(1 + x, min(0.0, 2 + x))) + 0.5 * x**2).fun
+    relaxed = minimize_scalar(lambda x: np.exp(-2 - x) + 0.5 * x**2).fun
+    proof = bx.prove(problem, np.zeros(1))
+    assert proof.status is bx.ProofStatus.RELAXED
+    assert proof.lower_bound == pytest.approx(relaxed, rel=1e-7)
+    assert proof.lower_bound <= best <= proof.upper_bound + 1e-8
+    agreeing = bx.BilevelProblem(problem.upper, lambda x, y: (y[0] - 9) ** 2, problem.coupling)
+    proof = bx.prove(agreeing, np.zeros(1))
+    assert proof.proven
+    assert proof.lower_bound <= relaxed + 1e-9

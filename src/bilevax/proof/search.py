@@ -9,6 +9,7 @@ from bilevax._support.clock import OutOfTime
 from bilevax.model.flat import FlatProblem
 from bilevax.proof.bounds import Bounds
 from bilevax.proof.building import Unsupported, build
+from bilevax.proof.high_point import high_point_bound
 from bilevax.proof.incumbents import best_incumbent, incumbent_at
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
 from bilevax.proof.settings import PROOF
@@ -45,7 +46,7 @@ def global_bounds(
         program = build(flat)
         reduced = reduce(program)
     except (Unsupported, NotConvex) as reason:
-        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED, f"{reason}.")
+        return _by_high_point(flat, x, gap, help, str(reason))
     except Contradiction as reason:
         return Bounds(np.inf, np.inf, None, 1, ProofStatus.INFEASIBLE, f"{reason}.")
     unit = flat.scales.upper
@@ -69,6 +70,26 @@ def global_bounds(
     if status is None:
         status = _settled(tree)
     return Bounds(tree.lower_bound / unit, tree.upper / unit, tree.best, tree.nodes, status, trace=tuple(trace))
+
+
+def _by_high_point(
+    flat: FlatProblem, x: np.ndarray | None, gap: float, help: Callable[[], np.ndarray | None], reason: str
+) -> Bounds:
+    """Return the bounds of a problem that cannot be branched on: those of the high-point relaxation, if any."""
+    refused = Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED, f"It is that {reason}.")
+    try:
+        lower, relaxed = high_point_bound(flat, None)
+        if lower == -np.inf:
+            return refused
+        points = [point for point in (x, relaxed, help()) if point is not None]
+        found = [known for point in points if (known := incumbent_at(flat, point)) is not None]
+    except OutOfTime:
+        return refused
+    best = min(found, key=lambda each: each.value, default=None)
+    unit, upper = flat.scales.upper, np.inf if best is None else best.value
+    proven = upper - lower <= gap * max(abs(upper), PROOF.smallest_value)
+    status = ProofStatus.PROVEN if proven else ProofStatus.RELAXED
+    return Bounds(min(lower, upper) / unit, upper / unit, best, 1, status, "" if proven else refused.remark)
 
 
 def is_small(flat: FlatProblem) -> bool:

@@ -12,6 +12,7 @@ class ProofStatus(enum.Enum):
     UNSETTLED = (
         "The bounds hold, but rounding keeps the gap between them from closing. Scale the problem, or raise gap."
     )
+    RELAXED = "Bounded by the high-point relaxation alone, which leaves a gap: the problem cannot be branched on."
     INFEASIBLE = "Proven: no x in X has a lower level with a minimiser that satisfies all rows."
     UNSUPPORTED = "Nothing can be proven: the problem is outside the class for which there are global bounds."
 

@@ -33,11 +33,10 @@ def prove_file(
         if page is not None:
             writable(page)
         names = load(file)
-        limits = {"gap": gap, "time_limit": time_limit}
-        proof = prove(names["problem"], names["x0"], **limits)
+        proof = prove(names["problem"], names["x0"], gap=gap, time_limit=time_limit)
         best = None if proof.solution is None else dataclasses.replace(proof.solution, proof=proof)
         if page is not None and best is not None:
-            settings = given({"file": file, **limits})
+            settings = given({"file": file, "gap": gap, "time_limit": time_limit})
             report.write(best, page, names["problem"], title=f"{file.name}", settings=settings)
         output.show(verdict(proof.proven, "proven", "not proven", proof.message), facts_table(dict(proof.lines())))
         if best is not None:
