@@ -143,6 +143,7 @@ class Problem:
     bent_rows: Objective | None = None  # at most 0: rows of the lower level that are not affine
     leader_rows: Rows | None = None  # what only the leader has to satisfy,
     leader_bent: Objective | None = None  # at most 0: rows that are not affine
+    multipliers: int = 0  # how many entries of y, the last ones, are the multipliers of the rows: f knows them
 
     @property
     def scale(self) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from attack.model import Ball, Box, Case, Claim, Objective, Region, Rows, Simplex, Units
+from attack.model import Ball, Box, Case, Claim, Objective, Problem, Region, Rows, Simplex, Units
 
 RTOL = 1e-6
 
@@ -40,7 +40,7 @@ def ask(case: Case, time_limit: float) -> Answer:
         words = f"stationarity {certificate.stationarity:.1e} ({certificate.stationarity_test})"
         if certificate.failure is not None:
             words = str(certificate.failure)
-        claims = [_claim(case.point / units.x, certificate.y, certificate.value, units)] if confirmed else []
+        claims = [_claim(case, case.point / units.x, certificate, units)] if confirmed else []
         return Answer("confirmed" if confirmed else f"not confirmed: {words}", claims)
     solution = bx.solve(
         stated, problem.x0 / units.x, y0=_start(case, units), time_limit=time_limit, progress=False, rtol=RTOL
@@ -48,10 +48,10 @@ def ask(case: Case, time_limit: float) -> Answer:
     if not solution.success:
         stationarity = getattr(solution.certificate, "stationarity", np.nan)
         return Answer(f"{solution.status}, value {solution.value:.6g}, stationarity {stationarity:.1e}", [])
-    claims = [_claim(solution.x, solution.y, solution.value, units)]
+    claims = [_claim(case, solution.x, solution, units)]
     certificate = bx.certify(stated, solution.x)
     if certificate.confirms(RTOL):
-        claims.append(_claim(solution.x, certificate.y, certificate.value, units))
+        claims.append(_claim(case, solution.x, certificate, units))
         return Answer(str(solution.status), claims)
     return Answer(str(solution.status), claims, "certify(problem, solution.x) does not confirm solve's success")
 
@@ -66,6 +66,8 @@ def prove(case: Case, time_limit: float) -> Bounds:
 def build(case: Case) -> bx.BilevelProblem:
     """Return the case in the user's units. All numbers go through ``data``, so that each shape compiles once."""
     problem, units = case.problem, case.units
+    if problem.multipliers:
+        return _with_multipliers(problem)
     rows = problem.rows
     data, fns = problem.data, (_plain(problem.upper), _plain(problem.lower))
     if units is not None:
@@ -91,6 +93,21 @@ def build(case: Case) -> bx.BilevelProblem:
     )
 
 
+def _with_multipliers(problem: Problem) -> bx.BilevelProblem:
+    """Return a problem whose y ends with the multipliers of its rows, in base units."""
+    own, rows = slice(problem.y_set.size - problem.multipliers), problem.rows
+    assert rows is not None
+    assert isinstance(problem.y_set, Box)
+    return bx.BilevelProblem(
+        *_of_both(problem.upper, problem.lower, problem.multipliers),
+        coupling=[bx.LinearCoupling(A=rows.A[:, own], B=rows.B, lower=rows.low, upper=rows.high)],
+        x_set=_set(problem.x_set, np.ones(problem.x0.size)),
+        y_set=bx.Box(problem.y_set.lower[own], problem.y_set.upper[own]),
+        data=problem.data,
+        multipliers_in_upper=True,
+    )
+
+
 def _rows(fn: Objective, units: Units | None) -> bx.ConvexCoupling:
     return bx.ConvexCoupling(_plain(fn) if units is None else _at_base(fn))
 
@@ -105,8 +122,11 @@ def ones(case: Case) -> Units:
     return Units(np.ones(case.problem.x0.size), np.ones(case.problem.y_set.size), np.ones(rows))
 
 
-def _claim(x: Any, y: Any, value: float, units: Units) -> Claim:
-    return Claim(np.asarray(x, float) * units.x, np.asarray(y, float) * units.y, float(value) / units.f)
+def _claim(case: Case, x: Any, answer: bx.Solution | bx.Certificate, units: Units) -> Claim:
+    y = np.asarray(answer.y, float)
+    if case.problem.multipliers:
+        y = np.r_[y, answer.multipliers[0]]
+    return Claim(np.asarray(x, float) * units.x, y * units.y, float(answer.value) / units.f)
 
 
 def _start(case: Case, units: Units) -> np.ndarray | None:
@@ -128,6 +148,14 @@ def _set(region: Region, unit: np.ndarray) -> Any:
 @functools.cache
 def _plain(fn: Objective) -> Callable:
     return lambda x, y, data: fn(jnp, x, y, data)
+
+
+@functools.cache
+def _of_both(upper: Objective, lower: Objective, count: int) -> tuple[Callable, Callable]:
+    return (
+        lambda x, y, multipliers, data: upper(jnp, x, jnp.concatenate([y, multipliers[0]]), data),
+        lambda x, y, data: lower(jnp, x, jnp.concatenate([y, jnp.zeros(count)]), data),
+    )
 
 
 @functools.cache

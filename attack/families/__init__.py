@@ -21,7 +21,10 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
-_GROUPS = ("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless", "wider", "proofs")
+_GROUPS = (
+    *("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless", "wider", "proofs"),
+    "markets",
+)
 
 # What the units families put into other units.
 _BASES = (
