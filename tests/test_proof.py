@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import bilevax as bx
 from attack.judge.global_optimum import Quadratics, least_value
 from bilevax.app.cli import app
+from bilevax.proof import scip
 from bilevax.proof.incumbents import Incumbent
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
 from bilevax.proof.program import AffineRows, LowerGradient, complementarity_program
@@ -247,3 +248,30 @@ def test_the_high_point_relaxation_proves_a_convex_f_that_the_lower_level_agrees
     proof = bx.prove(agreeing, np.zeros(1))
     assert proof.proven
     assert proof.lower_bound <= relaxed + 1e-9
+
+
+def toll() -> bx.BilevelProblem:
+    """A road with a toll x and one of cost 3 without: the traveller takes the former up to x = 3, and pays x."""
+    return bx.BilevelProblem(
+        upper=lambda x, y: -x[0] * y[0],
+        lower=lambda x, y: x[0] * y[0] + 3 * y[1],
+        coupling=bx.LinearCoupling(A=np.ones((1, 2)), lower=1.0, upper=1.0),
+        x_set=bx.NonNegative(),
+        y_set=bx.NonNegative(),
+    )
+
+
+def test_a_product_of_toll_and_flow_is_proven_by_scip():
+    pytest.importorskip("pyscipopt")
+    proof = bx.prove(toll(), np.ones(1))
+    assert proof.proven
+    assert proof.upper_bound == pytest.approx(-3.0, abs=1e-6)
+    assert proof.lower_bound <= -3.0 + 1e-6
+    assert "SCIP" in proof.message
+
+
+def test_without_scip_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(scip, "available", lambda: False)
+    proof = bx.prove(toll(), np.ones(1))
+    assert proof.status is bx.ProofStatus.UNSUPPORTED
+    assert "bilevax[global]" in proof.message

@@ -7,11 +7,13 @@ import numpy as np
 
 from bilevax._support.clock import OutOfTime
 from bilevax.model.flat import FlatProblem
+from bilevax.proof import scip
 from bilevax.proof.bounds import Bounds
 from bilevax.proof.building import Unsupported, build
 from bilevax.proof.high_point import high_point_bound
 from bilevax.proof.incumbents import best_incumbent, incumbent_at
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
+from bilevax.proof.program import ComplementarityProgram
 from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
 from bilevax.proof.tree import Tree
@@ -42,11 +44,16 @@ def global_bounds(
     most_nodes
         After how many nodes to stop.
     """
+    program = None
     try:
         program = build(flat)
         reduced = reduce(program)
     except (Unsupported, NotConvex) as reason:
-        return _by_high_point(flat, x, gap, help, str(reason))
+        if np.isfinite(most_nodes):  # in a hurry
+            return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED)
+        if program is None:
+            return _by_high_point(flat, x, gap, help, str(reason))
+        return _by_scip(flat, program, x, gap, str(reason))
     except Contradiction as reason:
         return Bounds(np.inf, np.inf, None, 1, ProofStatus.INFEASIBLE, f"{reason}.")
     unit = flat.scales.upper
@@ -70,6 +77,26 @@ def global_bounds(
     if status is None:
         status = _settled(tree)
     return Bounds(tree.lower_bound / unit, tree.upper / unit, tree.best, tree.nodes, status, trace=tuple(trace))
+
+
+def _by_scip(flat: FlatProblem, program: ComplementarityProgram, x: np.ndarray | None, gap: float, why: str) -> Bounds:
+    """Return the bounds of a problem whose f curves down: SCIP's, where it is installed."""
+    if not scip.available():
+        remark = f"It is that {why}: pip install 'bilevax[global]' for SCIP, which branches on products, too."
+        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED, remark)
+    evaluate = lambda z: best_incumbent(flat, *program.parts(z))
+    try:
+        known = None if x is None else incumbent_at(flat, x)
+        lower, best, nodes, late = scip.scip_bounds(program, evaluate, known, gap)
+    except OutOfTime:
+        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.TIME_LIMIT)
+    unit, upper = flat.scales.upper, np.inf if best is None else best.value
+    if lower == np.inf:
+        return Bounds(np.inf, np.inf, None, nodes, ProofStatus.INFEASIBLE)
+    proven = upper - lower <= gap * max(abs(upper), PROOF.smallest_value)
+    late_or_not = ProofStatus.TIME_LIMIT if late else ProofStatus.UNSETTLED
+    status = ProofStatus.PROVEN if proven else late_or_not
+    return Bounds(min(lower, upper) / unit, upper / unit, best, nodes, status, "The lower bound is SCIP's.")
 
 
 def _by_high_point(
