@@ -136,6 +136,26 @@ def sklearn() -> str:
     return "\n".join([*lines, "", _made(told)])
 
 
+def literature() -> str:
+    """Return the problems of the literature, each with what became of it."""
+    told = _read("literature")
+    rows = [
+        [
+            row["problem"],
+            "" if row["scope"] == "base" else "yes",
+            number(7)(row["value"]),
+            number(7)(row["best"]),
+            "solved" if row["solved"] else row["status"].replace("_", " "),
+            "yes" if row["proven"] else "",
+            f"{row['cpu_seconds']:.2f}",
+        ]
+        for row in told["table"]
+    ]
+    heads = ["problem", "beyond the base scope", "value", "best known", "", "proven", "CPU s"]
+    lines = [*(f"- {sentence}" for sentence in told["sentences"]), "", *_table(heads, rows)]
+    return "\n".join([*lines, "", _made(told)])
+
+
 def certified() -> str:
     """Return what the default found, all figures in one table."""
     toy, svm, networks, seville = (_read(name) for name in ("toy", "svm", "networks", "seville"))
@@ -164,6 +184,7 @@ def certified() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {name: lambda name=name: figure(name) for name in COLUMNS} | {
     "certified": certified,
+    "literature": literature,
     "sklearn": sklearn,
 }
 

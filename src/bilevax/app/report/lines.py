@@ -99,9 +99,17 @@ def _of_lower_level(certificate: Certificate) -> list[Check]:
     ]
 
 
+def _of_upper_rows(certificate: Certificate) -> list[Check]:
+    if certificate.upper_multipliers is None:
+        return []
+    meaning = f"What the leader has to satisfy. Multipliers {summarise(certificate.upper_multipliers)}."
+    return [_at_most("violation of the upper rows", certificate.upper_infeasibility, TOLERANCES.lower, meaning)]
+
+
 def _of_point(certificate: Certificate, rtol: float) -> list[Check]:
     return [
         _at_most("distance of x from X", certificate.x_infeasibility, TOLERANCES.lower, "Relative to the size of x."),
+        *_of_upper_rows(certificate),
         _at_most(
             "stationarity of x",
             certificate.stationarity,

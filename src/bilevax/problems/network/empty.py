@@ -23,6 +23,8 @@ def certificate_of_nothing(part: Restriction) -> Certificate:
         value_error=0.0,
         value_unit=1.0,
         x_infeasibility=0.0,
+        upper_infeasibility=0.0,
+        upper_multipliers=None,
         hypergradient=nothing,
         stationarity=0.0,
         stationarity_test="smooth",
