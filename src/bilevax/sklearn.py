@@ -34,7 +34,7 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
 
     With ``hyperparameters="shared"`` (or ``"features"``, or groups of features) the weights of all features (of each
     feature, of each group) pay a penalty. The rows given to ``fit`` are parted into folds; each fold judges a
-    classifier that the others train, with the hinge's corner rounded, and the penalties minimise the mean loss of all
+    classifier that the others train by the squared hinge loss, and the penalties minimise the mean loss of all
     judgements, as a smooth problem instead of a grid (`bilevax.problems.svm_penalties`). The classifier is then trained
     on all rows.
 

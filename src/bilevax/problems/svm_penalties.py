@@ -14,7 +14,7 @@ from bilevax.model.sets import Box
 from bilevax.problems.classification import Dataset
 from bilevax.problems.svm import signed_rows
 
-#: The hinge of a margin, rounded over about this width: the loss is smooth, and so is the choice of penalties.
+#: The squared hinge of a margin, rounded over about this width: it has all derivatives.
 ROUNDING = 0.2
 #: Logarithms of penalties, and one to start from.
 LEAST, START, MOST = -10.0, -4.0, 4.0
@@ -31,7 +31,7 @@ def svm_penalties(
         lower   sum over the classifiers of  mean over its training rows of hinge(label (w'z + b))
                 + sum over features of exp(x[group]) w^2 / 2 + bias_weight b^2 / 2
 
-    where ``hinge(m)`` is ``max(0, 1 - m)`` with its corner rounded.
+    where ``hinge(m)`` is ``max(0, 1 - m)^2``, rounded where it begins.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def svm_penalties(
 
 
 def _hinge(margin: Float[Array, "..."]) -> Float[Array, "..."]:
-    return ROUNDING * jax.nn.softplus((1 - margin) / ROUNDING)
+    return (ROUNDING * jax.nn.softplus((1 - margin) / ROUNDING)) ** 2
 
 
 def _judging_loss(x: Array, y: Float[Array, "parts size"], data: dict[str, Any]) -> Float[Array, ""]:
