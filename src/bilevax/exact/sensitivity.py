@@ -141,14 +141,14 @@ def _solve_scaled(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -
         shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
         pivoting = EXACT_SETTINGS.pivoting
         factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=pivoting)
-        solution, residual = np.zeros_like(right), right
-        # To rounding: where rows are nearly dependent, a small residual may still be a large error.
+        # Residuals in extended precision, until corrections no longer shrink: where rows are nearly dependent, what
+        # rounding leaves of a residual would be a large error.
+        solution, step, exact = np.zeros_like(right), factor.solve(right), system.astype(np.longdouble)
         for _ in range(EXACT_SETTINGS.max_refinements):
-            better = solution + factor.solve(residual)
-            left = right - system @ better
-            if not np.abs(left).max(initial=0.0) < 0.5 * np.abs(residual).max(initial=0.0):
+            solution, last = solution + step, np.abs(step).max(initial=0.0)
+            step = factor.solve((right - exact @ solution).astype(float))
+            if not np.abs(step).max(initial=0.0) < 0.5 * last:
                 break
-            solution, residual = better, left
     residual = np.abs(system @ solution - right).max(initial=0.0)
     return solution if residual <= EXACT_TOLERANCES.kkt_residual * (1 + np.abs(right).max(initial=0.0)) else None
 
