@@ -8,6 +8,11 @@ from jaxtyping import PyTree
 from bilevax.certificate.status import Status
 
 
+def nothing_later() -> None:
+    """Return None: there is no later point."""
+    return
+
+
 class Ending(NamedTuple):
     """How a run came out, whichever solver ran.
 
@@ -23,4 +28,4 @@ class Ending(NamedTuple):
     state: Any = None
     sweeps: int | None = None
     exact: bool = False
-    later: Callable[[], tuple[PyTree, PyTree] | None] = lambda: None
+    later: Callable[[], tuple[PyTree, PyTree] | None] = nothing_later

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from bilevax.driver.asked import Asked
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import next_chunk
 from bilevax.driver.compiled import parts_of_run, shown
+from bilevax.driver.elsewhere import search_everywhere
 from bilevax.driver.ending import Ending
 from bilevax.driver.search import search
 from bilevax.driver.solution import Solution
@@ -40,7 +42,8 @@ class Multistart:
         One certified `Solution` for each distinct answer, by value: those first whose value is proven by an exact lower
         level, whether or not they are proven stationary. Of equal values (1e-6) a success comes first.
     answer_of
-        For each start, the index in ``solutions`` of the answer it led to.
+        For each start, the index in ``solutions`` of the answer it led to; -1 for a start that was lost with its
+        worker.
     """
 
     solutions: tuple[Solution, ...]
@@ -53,8 +56,8 @@ class Multistart:
 
     @property
     def statuses(self) -> list[Status]:
-        """The status of each start's answer."""
-        return [self.solutions[index].status for index in self.answer_of]
+        """The status of the answer of each start that was not lost."""
+        return [self.solutions[index].status for index in self.answer_of if index >= 0]
 
     def __len__(self) -> int:
         return len(self.solutions)
@@ -63,7 +66,7 @@ class Multistart:
         return iter(self.solutions)
 
     def __str__(self) -> str:
-        counts = np.bincount(self.answer_of, minlength=len(self))
+        counts = np.bincount(self.answer_of[self.answer_of >= 0], minlength=len(self))
         lines = [
             f"  {solution.value:<16.9g} {solution.status!s:<18} from {count} starts"
             for solution, count in zip(self.solutions, counts, strict=True)
@@ -83,6 +86,9 @@ def multistart(
     atol: float = 1e-8,
     max_steps: int | None = None,
     time_limit: float | None = None,
+    executor: Any = None,
+    workers: int | None = None,
+    progress: bool | None = None,
 ) -> Multistart:
     """Solve from many starts, merge equal answers, certify and rank them.
 
@@ -98,11 +104,21 @@ def multistart(
     time_limit
         Seconds for all starts together; starts not reached by then are left out, but for the first. The certificates,
         together, take at most a tenth of that more, a second at least.
+    executor
+        An executor of `concurrent.futures` for searches on the host: a process pool, Dask's ``client.get_executor()``,
+        one of Ray or mpi4py. Needs the extra ``parallel``. The answer does not depend on it; a start whose worker dies
+        is lost, with a warning, and Ctrl-C returns what is there.
+    workers
+        So many processes of this machine instead of an executor.
+    progress
+        Whether to show how many starts are done, on standard error; by default only where that is a terminal. Only with
+        an executor or workers.
     y0, rtol, atol, max_steps
         As in `solve`, for each start.
     """
     began = time.monotonic()
     check_limits(rtol, atol, max_steps, time_limit)
+    elsewhere = _executor(executor, workers)
     method = chosen(solver)
     points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
     asked = Asked(problem, points[0], y0, method)
@@ -110,11 +126,20 @@ def multistart(
     limits = Limits.of(method, rtol, atol, max_steps, time_limit)
     new_watch = lambda: Watch(began, limits)
     with float64():
+        watch = Watch(began, limits, progress=progress if elsewhere is not None else False)
         endings = method.dispatch(
-            compiled=lambda solver: _all_at_once(problem, points, y0, solver, new_watch()),
-            host=lambda solver: _one_by_one(problem, points, y0, solver, new_watch),
+            compiled=lambda solver: _all_at_once(problem, points, y0, solver, watch),
+            host=lambda solver: (
+                _one_by_one(problem, points, y0, solver, new_watch)
+                if elsewhere is None
+                else search_everywhere(elsewhere, problem, points, y0, solver, watch)
+            ),
         )
-        merged, answer_of = _merge(endings)
+        reached = np.array([ending is not None for ending in endings])
+        endings = [ending for ending in endings if ending is not None]
+        if not endings:
+            raise RuntimeError("multistart: no start came to an end; the warnings say what became of them.")
+        merged, merged_of = _merge(endings)
         flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
         solutions, last_call = [], new_watch().last_call
         for number, (ending, watch) in enumerate(merged):
@@ -123,8 +148,20 @@ def multistart(
                 judged = certified(flat, method, ending)
             solutions.append(asked.answer(conclude(type(method).__name__, *judged, watch)))
     order = _ranked(solutions)
-    position = np.argsort(order)
-    return Multistart(tuple(solutions[i] for i in order), position[answer_of])
+    answer_of = np.full(len(reached), -1)
+    answer_of[reached] = np.argsort(order)[merged_of]
+    return Multistart(tuple(solutions[i] for i in order), answer_of)
+
+
+def _executor(executor: Any, workers: Any) -> Any:
+    """Return the executor, or how many processes to use; raise ValueError for anything else."""
+    if executor is not None and workers is not None:
+        raise ValueError("executor, workers: expected one of them, got both.")
+    if workers is not None and not (isinstance(workers, int) and workers >= 1):
+        raise ValueError(f"workers: expected a whole number >= 1, got {workers!r}.")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ValueError(f"executor: expected an executor of concurrent.futures, got {type(executor).__name__}.")
+    return workers if executor is None else executor
 
 
 def _ranked(solutions: list[Solution]) -> list[int]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bilevax._support.trees import summarise
 from bilevax.app import demo, report
-from bilevax.app.cli.inputs import given, load, read_point, writable
+from bilevax.app.cli.inputs import dask_executor, given, load, read_point, writable
 from bilevax.app.cli.options import File, Json, MaxSteps, Report, Rtol, TimeLimit
 from bilevax.app.cli.output import Output, answer
 from bilevax.app.cli.tables import answers_table, certificate_table, solution_tables, verdict
@@ -105,13 +105,15 @@ def multistart_file(
     rtol: Rtol = 1e-6,
     max_steps: MaxSteps = None,
     time_limit: TimeLimit = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of this machine that share the starts.")] = None,
+    dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Dask scheduler that does the work.")] = None,
     as_json: Json = False,
 ) -> None:
     """Solve the problem of a Python file from many starts; the distinct answers, best first, each with its certificate.
 
     The file defines `problem` and `x0`, and may define `starts`, an array of starts in place of those drawn.
 
-    - `bilevax multistart toy.py --starts 32`
+    - `bilevax multistart toy.py --starts 32 --workers 2`
     """
     with Output(as_json, file) as output:
         names = load(file)
@@ -124,6 +126,8 @@ def multistart_file(
             rtol=rtol,
             max_steps=max_steps,
             time_limit=time_limit,
+            executor=None if dask is None else dask_executor(dask),
+            workers=workers,
         )
         output.say(str(found))
         output.show(*solution_tables(found.best, rtol))
