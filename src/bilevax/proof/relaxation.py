@@ -124,7 +124,7 @@ class Relaxation:
             self._model.update(f=cost)
             s, _, flag, info = self._model.solve()
             moved = np.abs(s[count:] - last[count:]).max(initial=0.0)
-            if flag < 0 or moved <= PROOF.rounding * (1 + np.abs(last).max()):
+            if flag < 0 or moved <= PROOF.settled * (1 + np.abs(last).max()):
                 break
         return s, flag, info
 

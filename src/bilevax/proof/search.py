@@ -56,6 +56,8 @@ def global_bounds(
         return _by_scip(flat, program, x, gap, str(reason))
     except Contradiction as reason:
         return Bounds(np.inf, np.inf, None, 1, ProofStatus.INFEASIBLE, f"{reason}.")
+    except OutOfTime:
+        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.TIME_LIMIT)
     unit = flat.scales.upper
     evaluate = lambda z: best_incumbent(flat, *program.parts(z))
     tree = Tree(program, reduced, evaluate, lambda value: gap * max(abs(value), PROOF.smallest_value))

@@ -30,6 +30,7 @@ class ProofSettings:
     )  # multipliers up to these parts of the largest are dropped in turn
     proximal_steps: int = 60  # steps of the proximal method where f is linear in some direction
     proximal: float = 1e-4  # its weight
+    settled: float = 1e-6  # relative move at which it has arrived: what is left is balanced
     same_value: float = 1e-9  # relative difference up to which two values are one
     help_after: int = 200  # nodes after which the default is asked for an incumbent,
     help_share: float = 0.2  # and for which part of the time that is left
