@@ -35,7 +35,7 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
     With ``hyperparameters="shared"`` (or ``"features"``, or groups of features) the weights of all features (of each
     feature, of each group) pay a penalty. The rows given to ``fit`` are parted into folds; each fold judges a
     classifier that the others train by the squared hinge loss, and the penalties minimise the mean loss of all
-    judgements, as a smooth problem instead of a grid (`bilevax.problems.svm_penalties`). The classifier is then trained
+    judgements, as a smooth problem instead of a grid (``bilevax.problems.svm_penalties``). The classifier is then trained
     on all rows.
 
     With ``hyperparameters="rows"``, the problem of the SFLCB paper, every training row has a bound c_i on how far its
