@@ -8,6 +8,7 @@ import pytest
 
 import bilevax as bx
 from bilevax.driver.multistart import Multistart, _ranked
+from bilevax.problems import textbook
 from bilevax.problems.toy import LOCAL_MINIMA, toy
 
 
@@ -88,3 +89,11 @@ def test_a_time_limit_is_reported_as_such(solver):
 def test_time_limit_leaves_later_starts_out():
     found = bx.multistart(toy(), np.linspace(0.05, 2.95, 2000), time_limit=1.0)
     assert 1 <= len(found.answer_of) < 2000
+
+
+def test_a_global_optimum_that_no_start_leads_to_is_among_the_answers():
+    known = textbook.load("Bard1988Ex1")
+    found = bx.multistart(known.problem, np.asarray(known.x0)[None], y0=known.y0)
+    assert found.best.value == pytest.approx(17.0, abs=1e-5)
+    assert found.best.proof.proven
+    assert found.answer_of.shape == (1,)

@@ -17,6 +17,7 @@ from bilevax._support.precision import float64
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, Start, check_limits, chosen
 from bilevax.driver.asked import Asked
+from bilevax.driver.at_once import proven_at_once
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import next_chunk
 from bilevax.driver.compiled import parts_of_run, shown
@@ -24,6 +25,7 @@ from bilevax.driver.elsewhere import search_everywhere
 from bilevax.driver.ending import Ending
 from bilevax.driver.search import search
 from bilevax.driver.solution import Solution
+from bilevax.driver.solve import with_proof
 from bilevax.driver.verdict import certified, conclude
 from bilevax.driver.watch import Watch
 from bilevax.model.coupling import LinearCoupling
@@ -40,7 +42,8 @@ class Multistart:
     ----------
     solutions
         One certified `Solution` for each distinct answer, by value: those first whose value is proven by an exact lower
-        level, whether or not they are proven stationary. Of equal values (1e-6) a success comes first.
+        level, whether or not they are proven stationary. Of equal values (1e-6) a success comes first. Where a small
+        problem's global optimum is proven at once, as in `solve`, it is among them, whether a start led to it or not.
     answer_of
         For each start, the index in ``solutions`` of the answer it led to; -1 for a start that was lost with its
         worker.
@@ -147,10 +150,25 @@ def multistart(
             with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
                 judged = certified(flat, method, ending)
             solutions.append(asked.answer(conclude(type(method).__name__, *judged, watch)))
+        if solver is None:
+            best = proven_at_once(flat, endings[0][0].x, new_watch())
+            solutions = solutions if best is None else _with_best(solutions, with_proof(best, new_watch(), asked))
     order = _ranked(solutions)
     answer_of = np.full(len(reached), -1)
     answer_of[reached] = np.argsort(order)[merged_of]
     return Multistart(tuple(solutions[i] for i in order), answer_of)
+
+
+def _with_best(solutions: list[Solution], best: Solution) -> list[Solution]:
+    """Return the solutions with a proven global optimum: its proof belongs to one of equal value, if any."""
+    same = lambda solution: abs(solution.value - best.value) <= _SAME_VALUE * (1 + abs(best.value))
+    equal = next((index for index, solution in enumerate(solutions) if solution.success and same(solution)), None)
+    if equal is None:
+        return [*solutions, best]
+    return [
+        dataclasses.replace(solution, proof=best.proof) if index == equal else solution
+        for index, solution in enumerate(solutions)
+    ]
 
 
 def _executor(executor: Any, workers: Any) -> Any:

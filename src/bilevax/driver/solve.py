@@ -109,7 +109,7 @@ def solve(
         method.check(problem, x, y_like)
         unwatched = solver is callback is max_steps is checkpoint is resume is warm_start is None
         if unwatched and (at_once := proven_at_once(flat, x, watch)) is not None:
-            return _with_proof(at_once, watch, asked)
+            return with_proof(at_once, watch, asked)
         ending, certificate = method.dispatch(
             compiled=lambda solver: _stepped(flat, solver, start, dtype, watch, files),
             host=lambda solver: _searched(flat, solver, start, watch, files),
@@ -121,7 +121,7 @@ def solve(
     return solution
 
 
-def _with_proof(found: AtOnce, watch: Watch, asked: Asked) -> Solution:
+def with_proof(found: AtOnce, watch: Watch, asked: Asked) -> Solution:
     """Return a global optimum as a solution, with its proof."""
     solution = asked.answer(conclude("branch and bound", found.ending, found.certificate, watch))
     proof = concluded(found.bounds, solution, PROOF.gap_at_once, solution.stats["time"], found.unit)
