@@ -158,7 +158,7 @@ def literature() -> str:
 
 def certified() -> str:
     """Return what the default found, all figures in one table."""
-    toy, svm, networks, seville = (_read(name) for name in ("toy", "svm", "networks", "seville"))
+    toy, svm, networks, seville, roads = (_read(name) for name in ("toy", "svm", "networks", "seville", "roads"))
     of = lambda told: next(row for row in told["table"] if row["method"] == "default")
     designs = [row for row in networks["table"] if row["method"] == "default"]
     lines = [
@@ -177,7 +177,7 @@ def certified() -> str:
     ]  # fmt: skip
     lines += [
         [f"{name}, utility", number(8)(row["utility"]), words(row["certified"]), SECONDS(row["seconds"])]
-        for name, row in [("Seville", seville["table"][0])]
+        for name, row in [("Seville", seville["table"][0]), *((row["town"], row) for row in roads["table"])]
     ]
     return "\n".join([*_table(["", "value", "certified", "s"], lines), "", _made(svm)])
 

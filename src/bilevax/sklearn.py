@@ -35,8 +35,8 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
     With ``hyperparameters="shared"`` (or ``"features"``, or groups of features) the weights of all features (of each
     feature, of each group) pay a penalty. The rows given to ``fit`` are parted into folds; each fold judges a
     classifier that the others train by the squared hinge loss, and the penalties minimise the mean loss of all
-    judgements, as a smooth problem instead of a grid (``bilevax.problems.svm_penalties``). The classifier is then trained
-    on all rows.
+    judgements, as a smooth problem instead of a grid (``bilevax.problems.svm_penalties``). The classifier is then
+    trained on all rows.
 
     With ``hyperparameters="rows"``, the problem of the SFLCB paper, every training row has a bound c_i on how far its
     margin may be violated: the classifier (w, b) minimises ``|w|^2 / 2 + bias_weight b^2 / 2`` with margins of at least
