@@ -8,7 +8,7 @@ in which search and certificate work.
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,20 +28,12 @@ from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_j
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
 from bilevax.model.quadratic import JointQuadratic, LowerDerivatives, Quadratic
+from bilevax.model.rows import Rows, rows_of
 from bilevax.model.scales import RowGroups, Scales, natural_scales
 from bilevax.model.set_rows import SetRows
 from bilevax.model.straight import straightened
 
 _IN_UNITS = "rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic", "upper_constants", "quadratics"
-
-
-class Rows(NamedTuple):
-    """The coupling on flat vectors: ``lower <= B x + A y + offset <= upper``, bounds already without the offset."""
-
-    B: sp.csr_matrix
-    A: sp.csr_matrix
-    lower: np.ndarray
-    upper: np.ndarray
 
 
 class FlatProblem:
@@ -97,24 +89,13 @@ class FlatProblem:
     @functools.cached_property
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
-        rows, scales = self._user_rows, self.scales
+        rows, scales = rows_of(self.problem, Frozen(self.x_like), Frozen(self.y_like)), self.scales
         return Rows(
             scaled(rows.B, scales.rows, scales.x),
             scaled(rows.A, scales.rows, scales.y),
             scales.rows * rows.lower,
             scales.rows * rows.upper,
         )
-
-    @functools.cached_property
-    def _user_rows(self) -> Rows:
-        with float64():
-            parts = [part.matrices(self.x_like, self.y_like, self._objectives[2]) for part in self._coupling]
-            lower, upper = (trees.flatten_host(side) for side in self.problem.row_bounds(self.row_shapes))
-        if not parts:
-            return Rows(sp.csr_matrix((0, self.n_x)), sp.csr_matrix((0, self.n_y)), lower, upper)
-        offset = np.concatenate([part[2] for part in parts])
-        stack = lambda index: on_top([part[index] for part in parts])
-        return Rows(stack(0), stack(1), lower - offset, upper - offset)
 
     @functools.cached_property
     def row_shapes(self) -> tuple[PyTree, ...]:
