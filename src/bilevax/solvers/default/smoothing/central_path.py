@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax.solvers.default.lower.central import CentralLower, CentralPoint, Factor
+from bilevax.solvers.default.lower.central import CentralLower, CentralPoint
 from bilevax.solvers.default.quasi_newton import SmoothPoint
 from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.diary import Learning
@@ -57,22 +57,16 @@ class CentralPath(Learning):
         self.radius = np.inf
         # Where `hessian` was evaluated last, and the derivative of y and the general rows' multipliers there.
         self._tangent: tuple[CentralPoint, np.ndarray] | None = None
-        # The factors of the last two points: one of them is where a line search starts.
-        self._factors: list[tuple[CentralPoint, Factor]] = []
 
     def begin(self) -> SmoothPoint | None:
         """Return the smoothed point at the start, at no price yet."""
-        return self._on_its_own(self.start.x, self.first, self.start)
+        return self._evaluate(self.start.x, self.first, self.start)
 
     def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
         """Return the smoothed point at x, started from a near one, and along the tangent where it is known."""
         central = warm.state.central
         if self._tangent is not None and self._tangent[0] is central:
             central = self.lower.moved(central, x, (x - central.x) @ self._tangent[1])
-        elif factor := next((factor for known, factor in self._factors if known is central), None):
-            step, rows = x - central.x, self.lower.rows
-            along, pushed = factor.solve(-(factor.mixed @ step), -(rows.B @ step))
-            central = self.lower.moved(central, x, np.append(along, pushed[: rows.general]))
         return self._evaluate(x, smoothing, central)
 
     def price(self, point: SmoothPoint) -> float:
@@ -83,10 +77,11 @@ class CentralPath(Learning):
 
     def tighten(self, point: SmoothPoint) -> SmoothPoint | None:
         """Return the point at the same x with ten times less smoothing."""
+        self._tangent = None  # of no use beyond the stage: a run resumed there would not know it
         before = point.smoothing
         less = SMOOTHING.tightening
         tighter = dataclasses.replace(before, barrier=less * before.barrier, softness=less * before.softness)
-        return self._on_its_own(point.x, tighter, point.state.central)
+        return self._evaluate(point.x, tighter, point.state.central)
 
     def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Barrier]:
         """Return where the next stage starts, and its smoothing."""
@@ -100,12 +95,6 @@ class CentralPath(Learning):
         """Return the point itself: it is exact."""
         return point
 
-    def _on_its_own(self, x: np.ndarray, smoothing: Barrier, warm: CentralPoint) -> SmoothPoint | None:
-        """Return the point and forget what was learned on the way: a run resumed there would not know it."""
-        point = self._evaluate(x, smoothing, warm)
-        self._tangent, self._factors = None, []
-        return point
-
     def _evaluate(self, x: np.ndarray, smoothing: Barrier, warm: CentralPoint) -> SmoothPoint | None:
         lower, flat = self.lower, self.lower.flat
         central = lower.solve(x, smoothing.barrier, smoothing.softness, warm)
@@ -115,7 +104,6 @@ class CentralPath(Learning):
             factor = lower.factor(central)
         except FloatingPointError:
             return None
-        self._factors = [*self._factors[-1:], (central, factor)]
         value, f_x, f_y = flat.value_and_gradients("upper", x, central.y)
         price = smoothing.kappa * smoothing.softness * (lower.rows.inequality * lower.soft)
         adjoint, sensitivity = factor.solve(f_y, price)
