@@ -108,7 +108,7 @@ def multistart(
         Seconds for all starts together; starts not reached by then are left out, but for the first. The certificates,
         together, take at most a tenth of that more, a second at least.
     executor
-        An executor of ``concurrent.futures`` for searches on the host: a process pool, Dask's ``client.get_executor()``,
+        A ``concurrent.futures`` executor for searches on the host: a process pool, Dask's ``client.get_executor()``,
         one of Ray or mpi4py. Needs the extra ``parallel``. The answer does not depend on it; a start whose worker dies
         is lost, with a warning, and Ctrl-C returns what is there.
     workers
