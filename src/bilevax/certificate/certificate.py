@@ -30,8 +30,10 @@ class Certificate:
         smallest uniform relaxation of the rows that would make it feasible, in the rows' own units.
     lower_unique
         Whether y is known to be the only minimiser. If not, ``problem.choice`` says which one counts, and y is that.
+        Where f knows the multipliers (``multipliers_in_upper``), whether y and they are the only ones.
     value_range
-        The least and the largest f over the minimisers of the lower level at x, of which ``value`` is one.
+        The least and the largest f over the minimisers of the lower level at x (and over their multipliers, where f
+        knows them), of which ``value`` is one.
     value_error
         A bound on how far ``value`` may be from Phi(x), as y is known to a limited accuracy only.
     value_unit
