@@ -174,3 +174,21 @@ def test_a_phi_without_bound_says_so():
     solution = bx.solve(problem, 1.0)
     assert solution.status is bx.Status.UNBOUNDED
     assert not solution.success
+
+
+@pytest.mark.parametrize("pinned", [0.0, 1.0])
+def test_f_need_be_convex_only_along_the_minimisers(pinned):
+    """Their set is -1 <= y0 <= 2 with y1 = 3: y0 y1 is not convex, but it is along them.
+
+    Without a cost of y1 only the rows ``y1 <= 3`` and ``y1 + y2 >= 3``, y2 <= 0, hold it there: none has a multiplier.
+    """
+    problem = bx.BilevelProblem(
+        lambda x, y: (x[0] - 1.0) ** 2 + y[0] * y[1],
+        lambda x, y: -pinned * y[1],
+        bx.LinearCoupling(np.array([[0.0, 1.0, 1.0]]), lower=3.0),
+        y_set=bx.Box(np.array([-1.0, -9.0, -9.0]), np.array([2.0, 3.0, 0.0])),
+    )
+    certificate = bx.certify(problem, np.ones(1))
+    assert certificate.value == pytest.approx(-3.0)
+    assert certificate.value_range == pytest.approx((-3.0, 6.0))
+    assert certificate.confirms(1e-6)

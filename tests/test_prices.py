@@ -209,3 +209,24 @@ def test_other_methods_refuse_by_name():
 def test_usual_problems_stay_as_they_are():
     problem = bx.BilevelProblem(lambda x, y: y, lambda x, y: (y - x) ** 2)
     assert usual(problem, 0.0).problem is problem
+
+
+@pytest.mark.parametrize("x0", [10.0, 60.0])
+def test_a_generator_withholds_what_makes_the_price(x0):
+    """The bidding example of BilevelJuMP's manual: with rivals of 40 and 40 an offer of 20 leaves the price at 1000."""
+    problem = bx.BilevelProblem(
+        lambda offer, made, multipliers: multipliers["balance"][0] * made[0],
+        lambda offer, made: jnp.array([0.0, 50.0, 100.0, 1000.0]) @ made,
+        {
+            "balance": bx.LinearCoupling(np.ones((1, 4)), lower=100.0, upper=100.0),
+            "offer": bx.LinearCoupling(np.eye(1, 4), -np.eye(1), upper=0.0),
+        },
+        x_set=bx.Box(0.0, 100.0),
+        y_set=bx.Box(0.0, np.array([100.0, 40.0, 40.0, 100.0])),
+        multipliers_in_upper=True,
+    )
+    solution = bx.solve(problem, np.array([x0]))
+    assert solution.success
+    assert solution.value == pytest.approx(-20000.0)
+    assert solution.x == pytest.approx([20.0])
+    assert solution.certificate.value_range == pytest.approx((-20000.0, -2000.0))

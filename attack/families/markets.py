@@ -44,7 +44,7 @@ def _market(random: np.random.Generator, rising: bool, point: bool = False) -> C
     follower = Market(costs, curved, capacity, demand, lambda x, y: float(_loss(np, x, y, data)))
     start = random.uniform(x_set.lower, x_set.upper)
     problem = Problem(_loss, _cost, data, x_set, y_set, start, follower, rows, multipliers=2)
-    expect = Expect.SOLUTION if rising and not point else Expect.EITHER
+    expect = Expect.EITHER if point else Expect.SOLUTION
     return Case(problem, expect, point=start if point else None)
 
 
