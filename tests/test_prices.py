@@ -37,6 +37,7 @@ def market(curved=0.0, choice="optimistic", made=1.0, lower=1.0, row=1.0, unit=1
     )
 
 
+@pytest.mark.slow
 def test_leader_bids_just_what_the_next_rival_does():
     """Below the bid of 7 the leader sells 3 at its own bid; at 7 the optimistic market still buys from it."""
     solution = bx.solve(market(), np.array([2.0]))
@@ -61,6 +62,7 @@ def test_price_of_curved_costs():
     assert solution.multipliers == pytest.approx([-7.0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_jump_at_the_pessimistic_choice_is_no_success():
     """At 7 the pessimistic market buys nothing from the leader, and below no bid is the best."""
     solution = bx.solve(market(choice="pessimistic"), np.array([2.0]))
@@ -76,6 +78,7 @@ def test_certificate_refutes_a_bid_that_could_be_higher(x):
     assert not certificate.confirms(1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [{"made": 1e-6}, {"lower": 1e6}, {"row": 1e-5}, {"unit": 1e6}, {"made": 1e5}])
 @pytest.mark.parametrize("curved", [0.0, 0.1])
 def test_units_do_not_matter(units, curved):
@@ -142,6 +145,7 @@ def test_multipliers_are_those_of_the_lower_level(seed):
     assert value == pytest.approx(wanted.y @ wanted.y + wanted.multipliers[1][0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_upper_rows_beside_prices():
     """A leader that may sell at most 2 bids 6.9: the dear rival makes 1, the price is 7.1."""
     problem = market(0.1)
@@ -162,6 +166,7 @@ def test_upper_rows_beside_prices():
     assert solution.certificate.upper_multipliers["sold"] > 0
 
 
+@pytest.mark.slow
 def test_many_starts_comparisons_and_proofs_know_prices():
     problem = market()
     found = bx.multistart(problem, np.array([[1.0], [6.5]]))

@@ -211,7 +211,10 @@ def _numbers(flat: FlatProblem) -> _Lower:
         raise ValueError(f"{name}: expected a Y of rows and bounds, got one with a Ball.")
     g = flat.lower_quadratic
     if g is None:
-        raise ValueError(f"{name}: expected a lower objective that is linear or quadratic in x and y together.")
+        raise ValueError(
+            f"{name}: expected a lower objective that is linear or quadratic in x and y together, and not more "
+            "variables than there can be numbers of it written down."
+        )
     if flat.properties("lower").with_hessian(g.hessian).convexity != "proven":  # else duality says nothing
         raise ValueError(f"{name}: expected a lower objective that is convex in y, which is not proven of this one.")
     several = np.diff(simple.matrix.indptr) > 1
