@@ -75,7 +75,8 @@ def upper_set(record: dict[str, Any]) -> Any:
     """Return X: bounds, and rows where there are some."""
     upper, n = record["upper"], record["n"]
     low, high = bounds(upper["x_bounds"])
-    parts = [(matrix(upper["x_linear"]["C"], n), -np.inf, np.ravel(upper["x_linear"]["d"]).astype(float))]
+    below = np.ravel(upper["x_linear"]["d"]).astype(float)
+    parts = [(matrix(upper["x_linear"]["C"], n), np.full(len(below), -np.inf), below)]
     if "x_equality" in upper:
         right = np.ravel(upper["x_equality"]["d"]).astype(float)
         parts.append((matrix(upper["x_equality"]["C"], n), right, right))
@@ -84,7 +85,7 @@ def upper_set(record: dict[str, Any]) -> Any:
         return box(low, high)
     finite = np.isfinite(low) | np.isfinite(high)
     parts.append((np.eye(n)[finite], low[finite], high[finite]))
-    sides = [np.concatenate([np.broadcast_to(part[side], len(part[0])) for part in parts]) for side in (1, 2)]
+    sides = [np.concatenate([part[side] for part in parts]) for side in (1, 2)]
     return bx.Polyhedron(np.vstack([part[0] for part in parts]), lower=sides[0], upper=sides[1])
 
 

@@ -14,7 +14,7 @@ import bilevax as bx
 from bilevax._support import clock
 from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax._support.programs import conic, linprog
-from bilevax.certificate import certificate, challenge
+from bilevax.certificate import certificate
 from bilevax.convex.basic_multipliers import basic_multipliers, independent, rows_within
 from bilevax.convex.optimality import Local, scaled_rows
 from bilevax.convex.problem import Constraints, Objective
@@ -213,13 +213,13 @@ def test_a_minimiser_found_in_time_counts_though_others_are_not_looked_for(monke
 @pytest.mark.slow
 def test_a_refutation_found_in_time_counts(monkeypatch):
     """The challenge finds a lower point, and then the time is over."""
-    genuine, calls = challenge.Surroundings.evaluate, []
+    genuine, calls = phi.Surroundings.evaluate, []
 
     def evaluate(*given, **options):
         calls.append(given)
         return slow() if len(calls) > 4 else genuine(*given, **options)
 
-    monkeypatch.setattr(challenge.Surroundings, "evaluate", evaluate)
+    monkeypatch.setattr(phi.Surroundings, "evaluate", evaluate)
     problem = bx.BilevelProblem(lambda x, y: x[0] ** 2 + y[0], lambda x, y: (y[0] - x[0]) ** 2)
     found = bx.certify(problem, [1.0], [1.0], time_limit=3.0)
     assert found.challenges == 4

@@ -6,6 +6,7 @@ import pytest
 
 import bilevax as bx
 from bilevax.model.prices import usual
+from bilevax.model.problem import Choice
 
 _COSTS = np.array([0.0, 3.0, 7.0])
 _CAPACITY = np.array([6.0, 5.0, 10.0])
@@ -22,7 +23,7 @@ def _cost(bid, made, data):
     return data["lower"] * (bid[0] * quantity[0] + data["costs"] @ quantity + rising)
 
 
-def market(curved=0.0, choice="optimistic", made=1.0, lower=1.0, row=1.0, unit=1.0):
+def market(curved=0.0, choice: Choice = "optimistic", made=1.0, lower=1.0, row=1.0, unit=1.0):
     """A leader bids a price for 6 units; rivals offer 5 at 3 and 10 at 7; demand is 8. Other units on request."""
     data = {"unit": unit, "made": made, "lower": lower, "price": row / lower / made, "costs": _COSTS, "curved": curved}
     return bx.BilevelProblem(
