@@ -207,6 +207,12 @@ def test_what_is_outside_is_refused_by_name(changes, message):
         bx.solve(bx.BilevelProblem(**(parts | changes)), np.zeros(1))
 
 
+def test_a_warm_start_of_another_kind_is_refused():
+    other = bx.solve(bx.BilevelProblem(lambda x, y: (x + y) ** 2, lambda x, y: (y - x) ** 2), 1.0)
+    with pytest.raises(ValueError, match="multipliers_in_upper"):
+        bx.solve(market(), np.array([2.0]), warm_start=other)
+
+
 def test_other_methods_refuse_by_name():
     with pytest.raises(ValueError, match="SFLCB: expected an f of x and y alone"):
         bx.solve(market(), np.array([2.0]), solver=bx.SFLCB())

@@ -42,7 +42,11 @@ class Asked:
 
     def earlier(self, solution: Any) -> Any:
         """Return an earlier solution of the user's as one of the problem that is solved: it is kept as its state."""
-        return solution if self.same or not isinstance(solution, Solution) else solution.state
+        if self.same or not isinstance(solution, Solution):
+            return solution
+        if not isinstance(solution.state, Solution):
+            raise ValueError("expected a Solution of a problem with multipliers_in_upper, got another's.")
+        return solution.state
 
     def answer(self, solution: Solution) -> Solution:
         """Return a solution of the problem that is solved as one of the user's."""
