@@ -186,7 +186,7 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, uniqu
     gradient = piece_gradient(point, active.a, active.b) if smooth else None
     slopes = upper_gradients(point, active.a, active.b) if smooth else None
     if gradient is None or slopes is None:
-        found = _on_kink(point, active, unique)
+        found = _on_kink(point, active, unique, unique_y)
     else:
         found = _on_piece(point, gradient, slopes)
     return _result(found, point, active, smallest, gap)
@@ -225,17 +225,20 @@ def _on_piece(point: PointDerivatives, gradient: np.ndarray, slopes: sp.csr_matr
     return _Distance(distance, scale, "smooth", (gradient,), gradient, True, weights[len(point.normal_free) :])
 
 
-def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray) -> _Distance:
-    """Return the smaller distance of the strong and the hull test; ``unique`` says which multipliers are unique."""
+def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray, unique_y: bool) -> _Distance:
+    """Return the smaller distance of the strong and the hull test; ``unique`` says which multipliers are unique.
+
+    Without a unique y there are no pieces, and the strong test is the only one.
+    """
     multipliers = MultiplierSet(active)
     weak, sometimes = multipliers.resolve(unique)
     scale = _scale(point, active, weak)
-    system = strong_system(point, active, weak, sometimes)
+    system = strong_system(point, active, weak, sometimes, unique_y)
     distance, branches, upper = strong_distance(system, TOLERANCES.settled * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
     settled = distance <= TOLERANCES.settled * scale
     pieces, complete = [], False
-    if not settled or weak.sum() <= STATIONARITY.few_weak_rows:
+    if unique_y and (not settled or weak.sum() <= STATIONARITY.few_weak_rows):
         pieces, complete = adjacent_pieces(point, active, weak, unique)
     gradients = tuple(piece.gradient for piece in pieces)
     common = common_gradient(pieces) if complete and unique.all() else None

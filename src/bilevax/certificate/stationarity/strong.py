@@ -81,10 +81,15 @@ class _Answer:
     upper: np.ndarray
 
 
-def strong_system(point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray) -> StrongSystem:
-    """Return the conditions at a point, given which rows are weakly active, and which are sometimes strongly active."""
+def strong_system(
+    point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray, unique_y: bool
+) -> StrongSystem:
+    """Return the conditions at a point, given which rows are weakly active, and which are sometimes strongly active.
+
+    Where y is not unique, w is not either: it cannot be eliminated, and the one that suits best counts.
+    """
     kind = np.where(active.equality, STRONG, np.where(sometimes, SOMETIMES_STRONG, np.where(weak, WEAK, STRONG)))
-    if not point.upper.count and active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
+    if unique_y and not point.upper.count and active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
         kink = eliminate(point, active, kind != STRONG)
         if kink is not None:
             return _eliminated(point, kink, kind)
