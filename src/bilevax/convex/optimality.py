@@ -261,9 +261,12 @@ def term_sizes(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers:
     The terms are the objective's gradient, the multipliers times the rows and balls, and curvature times the size of y.
     The last counts where the others vanish together, as at the minimum of y^6: the residual is Newton's step then. Each
     entry has its own size, so that a large gradient elsewhere hides nothing; multipliers and curvature count at most as
-    much as the largest gradient, so that huge multipliers that cancel each other hide nothing either.
+    much as the largest gradient, so that huge multipliers that cancel each other hide nothing either. Of a gradient
+    whose own terms cancel, what is left may be rounding: a little of their size counts, too.
     """
     size, y = abs(at.gradient), at.y
+    if at.objective.terms is not None:
+        size = size + CONVEX_TOLERANCES.cancelled * at.objective.terms
     terms = rows.sizes @ abs(multipliers) + np.maximum(at.hessian.diagonal(), 0.0) * (1 + abs(y))
     if rows.balls:
         terms = terms + abs(rows.ball_normals(y)).T @ ball_multipliers

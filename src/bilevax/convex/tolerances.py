@@ -11,6 +11,8 @@ class ConvexTolerances:
     ----------
     optimality
         A point is a minimiser if the residuals of the optimality conditions are at most this.
+    cancelled
+        Which part of the terms of a gradient that cancel counts for its size. Times ``optimality`` it is rounding.
     feasibility
         A program is infeasible if its smallest relaxation is larger, relative to 1 plus the largest bound.
     gross_violation
@@ -46,6 +48,7 @@ class ConvexTolerances:
     """
 
     optimality: float = 1e-9
+    cancelled: float = 1e-6
     feasibility: float = 1e-8
     gross_violation: float = 100.0
     equality_width: float = 1e-13
