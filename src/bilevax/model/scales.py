@@ -41,7 +41,7 @@ _MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense alg
 _MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
 _MOST_ENTRIES = 200_000  # of one matrix; more are sampled,
 _MOST_IN_A_ROW = 8  # and so are those of a row where more than these unknowns make the fit iterative
-_ACCURACY = 1e-6  # of an iterative fit: its answer is rounded to powers of two
+_ACCURACY = 1e-8  # of an iterative fit: its answer, rounded to powers of two, must not depend on it
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
 
