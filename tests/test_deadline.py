@@ -14,7 +14,7 @@ import bilevax as bx
 from bilevax._support import clock
 from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax._support.programs import conic, linprog
-from bilevax.certificate import certificate
+from bilevax.certificate import certify
 from bilevax.convex.basic_multipliers import basic_multipliers, independent, rows_within
 from bilevax.convex.optimality import Local, scaled_rows
 from bilevax.convex.problem import Constraints, Objective
@@ -69,7 +69,7 @@ def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):
     """The value is, once the lower level is solved; stationarity or uniqueness may not be."""
 
     whole = bx.certify(toy(), 0.98622483)
-    monkeypatch.setattr(certificate, name, slow)
+    monkeypatch.setattr(certify, name, slow)
     found = bx.certify(toy(), 0.98622483, time_limit=1.0)
     assert found.value == whole.value
     assert found.proves_value
@@ -188,7 +188,7 @@ def slow(*_, **__):
 
 
 def test_infeasibility_found_in_time_is_reported_though_its_measure_is_not(monkeypatch):
-    monkeypatch.setattr(certificate, "smallest_relaxation_at", slow)
+    monkeypatch.setattr(certify, "smallest_relaxation_at", slow)
     problem = bx.BilevelProblem(
         lambda x, y: x**2 + y, lambda x, y: (y - x) ** 2, bx.LinearCoupling(1.0, 0.0, lower=1.0), y_set=bx.Box(0.0, 0.5)
     )

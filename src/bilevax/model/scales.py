@@ -322,6 +322,7 @@ def _without_rounding(hessian: sp.spmatrix | np.ndarray, first: int) -> sp.spmat
     size = np.zeros(hessian.shape[1])
     on_diagonal = column == row + first
     size[column[on_diagonal]] = np.sqrt(np.abs(data[on_diagonal]))
+    size[~np.isfinite(size)] = 0.0  # an infinite curvature, at the border of a domain, tells nothing of others
     kept = np.abs(data) > _NOISE * size[row + first] * size[column]
     if kept.all():
         return hessian
