@@ -59,13 +59,25 @@ def pursued(
     watch: Watch,
     checkpoint: Checkpoint | None,
 ) -> tuple[Ending, Certificate]:
-    """Return an ending and its certificate; where the challenge found a better point, the search goes on from there."""
+    """Return an ending and its certificate; where the challenge found a better point, the search goes on from there.
+
+    Where a search saw no descent left but the certificate does, it goes on from its answer, once: with new steps it may
+    see it, too.
+    """
     ending, certificate = judged(flat, solver, ending, watch)
+    again = True
     for _ in range(_MOST_PURSUITS if solver.keeps_diary else 0):
         over = watch.ended is not None or time.monotonic() >= watch.ends
-        if certificate.descent is None or certificate.failure is not None or over:
+        if certificate.failure is not None or over:
             break
-        start = Start(certificate.descent.x, flat.y_like, certificate.y)
+        if certificate.descent is not None:
+            start = Start(certificate.descent.x, flat.y_like, certificate.y)
+        elif again and ending.converged and not certificate.confirms(watch.limits.rtol):
+            again = False
+            answer = conclude(type(solver).__name__, ending, certificate, watch)
+            start = Start(ending.x, flat.y_like, certificate.y, answer)
+        else:
+            break
         further = search(flat, solver, start, watch, Files(checkpoint))
         found = judged(flat, solver, further._replace(steps=ending.steps), watch)
         if not found[1].value < certificate.value:
