@@ -29,3 +29,9 @@ class Ending(NamedTuple):
     sweeps: int | None = None
     exact: bool = False
     later: Callable[[], tuple[PyTree, PyTree] | None] = nothing_later
+
+    def after(self, earlier: "Ending") -> "Ending":
+        """Return this ending with the work of an earlier search counted in that it went on from."""
+        worked = self.sweeps is not None or earlier.sweeps is not None
+        sweeps = (self.sweeps or 0) + (earlier.sweeps or 0) if worked else None
+        return self._replace(steps=earlier.steps + self.steps, sweeps=sweeps)

@@ -79,7 +79,7 @@ def pursued(
         else:
             break
         further = search(flat, solver, start, watch, Files(checkpoint))
-        found = judged(flat, solver, further._replace(steps=ending.steps), watch)
+        found = judged(flat, solver, further.after(ending), watch)
         if not found[1].value < certificate.value:
             break
         ending, certificate = found
