@@ -6,10 +6,12 @@ import os
 import warnings
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from bilevax._support import trees
+from bilevax.model.coupling import LinearCoupling
 from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import Solver
 from bilevax.solvers.default import Default
@@ -85,6 +87,15 @@ def chosen(solver: Any) -> Solver:
         came = repr(solver) if isinstance(solver, str | type) else type(solver).__name__
         raise ValueError(f"solver: expected a solver object, one of {names}, got {came}.")
     return method
+
+
+def shapes_of_x(problem: BilevelProblem) -> PyTree | None:
+    """Return the shapes of x where the set X or a matrix B tells them, else None."""
+    like = problem.x_set.like()
+    matrices = [part.B for part in problem.coupling if isinstance(part, LinearCoupling) and part.B is not None]
+    if like is None and matrices:
+        return jax.ShapeDtypeStruct((matrices[0].shape[1],), np.float64)
+    return like
 
 
 def warn_outside(problem: BilevelProblem, x: PyTree) -> None:

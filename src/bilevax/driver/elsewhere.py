@@ -58,9 +58,8 @@ def search_everywhere(
     watch
         Whose limits hold for all starts together; its live line tells how many are done.
     """
-    host = lambda tree: jax.tree.map(np.asarray, tree)
-    payload = _pickled((problem, host(y0), solver, watch.limits))
-    tasks = {index: host(point) for index, point in enumerate(points)}
+    payload = _pickled((problem, _on_host(y0), solver, watch.limits))
+    tasks = {index: _on_host(point) for index, point in enumerate(points)}
     found: dict[int, Found] = {}
     opened = _Pool(executor) if isinstance(executor, int) else contextlib.nullcontext(executor)
     try:
@@ -155,6 +154,10 @@ def _begin(cache: str | None) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
+def _on_host(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
+
+
 def _pickled(tree: Any) -> bytes:
     try:
         import cloudpickle
@@ -185,5 +188,4 @@ def _searched(payload: bytes, point: PyTree, left: float) -> Found:
         with deadline(watch.last_call):
             later = in_time(ending.later) if ending.exact else None
     x, y = (ending.x, ending.y) if later is None else later
-    host = lambda tree: jax.tree.map(np.asarray, tree)
-    return Found(ending._replace(x=host(x), y=host(y), later=nothing_later), watch.ended, watch.records)
+    return Found(ending._replace(x=_on_host(x), y=_on_host(y), later=nothing_later), watch.ended, watch.records)

@@ -15,7 +15,7 @@ from bilevax._support.clock import deadline
 from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.status import Status
-from bilevax.driver.arguments import Limits, Start, check_limits, chosen
+from bilevax.driver.arguments import Limits, Start, check_limits, chosen, shapes_of_x
 from bilevax.driver.asked import Asked
 from bilevax.driver.at_once import proven_at_once
 from bilevax.driver.checkpoints import Files
@@ -28,7 +28,6 @@ from bilevax.driver.solution import Solution
 from bilevax.driver.solve import with_proof
 from bilevax.driver.verdict import certified, conclude
 from bilevax.driver.watch import Watch
-from bilevax.model.coupling import LinearCoupling
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem, refuse_tracers, validate
 from bilevax.solvers.base import CompiledSolver, HostSolver, Solver
@@ -151,8 +150,9 @@ def multistart(
                 judged = certified(flat, method, ending)
             solutions.append(asked.answer(conclude(type(method).__name__, *judged, watch)))
         if solver is None:
-            best = proven_at_once(flat, endings[0][0].x, new_watch())
-            solutions = solutions if best is None else _with_best(solutions, with_proof(best, new_watch(), asked))
+            watch = new_watch()
+            best = proven_at_once(flat, endings[0][0].x, watch)
+            solutions = solutions if best is None else _with_best(solutions, with_proof(best, watch, asked))
     order = _ranked(solutions)
     answer_of = np.full(len(reached), -1)
     answer_of[reached] = np.argsort(order)[merged_of]
@@ -285,13 +285,9 @@ def _draw(problem: BilevelProblem, number: int, key: int) -> list[PyTree]:
     """Draw starts: uniform where X is bounded, spread around its finite end or around 0 where it is not."""
     if number < 1:
         raise ValueError(f"starts: expected at least one start, got {number}.")
-    like = problem.x_set.like()
+    like = shapes_of_x(problem)
     if like is None:
-        linear = [part for part in problem.coupling if isinstance(part, LinearCoupling)]
-        columns = [part.B.shape[1] for part in linear if part.B is not None]
-        if not columns:
-            raise ValueError("starts: the shape of x is unknown; give the starts themselves.")
-        like = jax.ShapeDtypeStruct((columns[0],), np.float64)
+        raise ValueError("starts: the shape of x is unknown; give the starts themselves.")
     rows = problem.x_set.rows(like)
     random = np.random.default_rng(key)
     size = trees.size(like)

@@ -4,7 +4,6 @@ import dataclasses
 import time
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -14,7 +13,7 @@ from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax.certificate.certify import certify_flat
-from bilevax.driver.arguments import Limits, check_limits
+from bilevax.driver.arguments import Limits, check_limits, shapes_of_x
 from bilevax.driver.asked import Asked
 from bilevax.driver.ending import Ending
 from bilevax.driver.proof import Proof, concluded
@@ -22,7 +21,6 @@ from bilevax.driver.solution import Solution
 from bilevax.driver.solve import solve
 from bilevax.driver.verdict import conclude
 from bilevax.driver.watch import Watch
-from bilevax.model.coupling import LinearCoupling
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, validate
 from bilevax.proof.bounds import Bounds
@@ -148,10 +146,7 @@ def _start(problem: BilevelProblem, solution: Any) -> PyTree:
         return solution
     if not isinstance(problem, BilevelProblem):
         raise ValueError(f"problem: expected a BilevelProblem, got {type(problem).__name__}.")
-    like = problem.x_set.like()
-    columns = [part.B.shape[1] for part in problem.coupling if isinstance(part, LinearCoupling) and part.B is not None]
-    if like is None and columns:
-        like = jax.ShapeDtypeStruct((columns[0],), np.float64)
+    like = shapes_of_x(problem)
     if like is None:
         raise ValueError("solution: expected a Solution or a point x, since neither X nor B tells the shape of x.")
     return problem.x_set.project(trees.zeros(like))

@@ -1,6 +1,7 @@
 """What the leader has to satisfy at (x, y*(x)), around a point: rows of unit length in natural units."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import scipy.sparse as sp
@@ -72,6 +73,9 @@ class UpperRows:
 
     def active(self, margin: float) -> UpperSides:
         """Return the sides that are active within a margin, equalities first."""
+        if not len(self.value):
+            none = np.zeros(0)
+            return UpperSides(self.x, self.y, np.zeros(0, bool), none, np.zeros(0, int), none, 0)
         near = margin * self.terms
         above, below = self.upper - self.value, self.value - self.lower
         at_upper, at_lower = above <= near, below <= near
@@ -91,8 +95,17 @@ class UpperRows:
         )
 
 
+@functools.lru_cache(maxsize=16)
+def _no_rows(n_x: int, n_y: int) -> UpperRows:
+    """Return what there is where the leader has no rows, which is asked for again and again."""
+    none = np.zeros(0)
+    return UpperRows(sp.csr_matrix((0, n_x)), sp.csr_matrix((0, n_y)), none, none, none, none, none)
+
+
 def upper_rows_at(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> UpperRows:
     """Return the upper rows at (x, y)."""
+    if not flat.problem.upper_rows:
+        return _no_rows(flat.n_x, flat.n_y)
     rows, scales = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like)), flat.scales
     value = rows.values(x * scales.x, y * scales.y)
     slopes = [

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax._support.memory import Frozen, remembered
 from bilevax.model.coupling import AffineCoupling, ConvexCoupling, Coupling
-from bilevax.model.derived import derived
+from bilevax.model.derived import DerivedProblem, derived
 from bilevax.model.objectives import properties_of
 from bilevax.model.problem import BilevelProblem
 
@@ -31,7 +31,12 @@ def weighted(part: Coupling, problem: BilevelProblem, x_like: Frozen, y_like: Fr
 
 
 def straightened(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> BilevelProblem:
-    """Return the problem with an `AffineCoupling` for each `ConvexCoupling` that is proven to be affine."""
+    """Return the problem with an `AffineCoupling` for each `ConvexCoupling` that is proven to be affine.
+
+    One of a family was made from a problem that is straightened already.
+    """
+    if isinstance(problem, DerivedProblem):
+        return problem
     bent = any(not part.affine for part in (*problem.coupling, *problem.upper_rows))
     return _straightened(problem, x_like, y_like) if bent else problem
 
