@@ -334,3 +334,9 @@ def test_a_polyhedron_is_cut_with_a_box():
         _ = rows & bx.Ball(1.0)
     with pytest.raises(TypeError):
         _ = rows & 3  # pyright: ignore[reportOperatorIssue]
+
+
+def test_a_box_tells_the_shape_of_its_variable():
+    for box, shape in ((bx.Box(0.0, np.ones(2)), (2,)), (bx.Box(np.zeros(3), 1.0), (3,))):
+        assert [leaf.shape for leaf in jax.tree.leaves(box.like())] == [shape]
+    assert bx.Box(0.0, 1.0).like() is None

@@ -1,4 +1,4 @@
-"""Bilevel optimisation with linearly constrained lower levels: certified answers, on JAX.
+"""Bilevel optimisation with convex lower levels: certified answers, on JAX.
 
 Names are loaded when they are first used: who only writes a problem down does not wait for the solvers.
 """

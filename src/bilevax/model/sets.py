@@ -122,14 +122,14 @@ class Box(ConvexSet):
             raise ValueError(f"{name}: expected lower <= upper, got {first_pair(low, high)}.")
 
     def like(self) -> PyTree | None:
-        low = jax.tree.leaves(self.lower)
-        if jax.tree.structure(self.lower) != jax.tree.structure(self.upper) or all(leaf.ndim == 0 for leaf in low):
+        if jax.tree.structure(self.lower) != jax.tree.structure(self.upper):
             return None
-        return jax.tree.map(
-            lambda a, b: jax.ShapeDtypeStruct(np.broadcast_shapes(a.shape, b.shape), np.float64),
+        shapes = jax.tree.map(
+            lambda low, high: jax.ShapeDtypeStruct(np.broadcast_shapes(low.shape, high.shape), np.float64),
             self.lower,
             self.upper,
         )
+        return None if all(leaf.ndim == 0 for leaf in jax.tree.leaves(shapes)) else shapes
 
 
 class NonNegative(Box):
