@@ -23,7 +23,6 @@ class AtOnce(NamedTuple):
     ending: Ending
     certificate: Certificate
     bounds: Bounds
-    unit: float
 
 
 def proven_at_once(flat: FlatProblem, x: PyTree, watch: Watch) -> AtOnce | None:
@@ -42,7 +41,7 @@ def proven_at_once(flat: FlatProblem, x: PyTree, watch: Watch) -> AtOnce | None:
     if not certificate.confirms(watch.limits.rtol):
         return None
     watch.record(bounds.nodes, {"phase": "proof", "upper": certificate.value})
-    return AtOnce(Ending(x, y, bounds.nodes, converged=True), certificate, bounds, 1 / natural.scales.upper)
+    return AtOnce(Ending(x, y, bounds.nodes, converged=True), certificate, bounds)
 
 
 def _found(flat: FlatProblem, x: PyTree) -> tuple[FlatProblem, Bounds] | None:

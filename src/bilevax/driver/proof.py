@@ -67,9 +67,9 @@ class Proof:
         return html.facts(f"Proof: {self.message}", self.lines())
 
 
-def concluded(bounds: Bounds, best: Solution | None, gap: float, seconds: float, unit: float) -> Proof:
+def concluded(bounds: Bounds, best: Solution | None, gap: float, seconds: float) -> Proof:
     """Return the proof that bounds and the certified best solution amount to."""
-    left = relative_gap(bounds.lower, bounds.upper, unit)
+    left = relative_gap(bounds.lower, bounds.upper, bounds.unit)
     numbers = f"between {bounds.lower:.6g} and {bounds.upper:.6g} after {bounds.nodes} nodes"
     message = f"{bounds.status.value} {bounds.remark}".strip() + f" ({numbers}.)"
     columns = np.array(bounds.trace).reshape(-1, 4).T

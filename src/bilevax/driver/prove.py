@@ -23,9 +23,11 @@ from bilevax.driver.verdict import conclude
 from bilevax.driver.watch import Watch
 from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.problem import BilevelProblem, validate
-from bilevax.proof.bounds import Bounds
+from bilevax.proof.bounds import Bounds, relative_gap
 from bilevax.proof.search import global_bounds
 from bilevax.proof.settings import PROOF
+from bilevax.proof.status import ProofStatus
+from bilevax.solvers.default import Default
 
 _RTOL = 1e-6  # as in `solve`
 
@@ -86,8 +88,10 @@ def prove(
         watch.close()
         with deadline(watch.last_call):
             best = certified_best(flat, natural, bounds, helper.solution, watch)
+        if bounds.status is ProofStatus.PROVEN and best is not None and not best.success:
+            best, bounds = _polished(flat.problem, best, bounds, gap, watch)
         best = None if best is None else asked.answer(best)
-    return concluded(bounds, best, gap, time.monotonic() - began, 1 / natural.scales.upper)
+    return concluded(bounds, best, gap, time.monotonic() - began)
 
 
 class _Watch(Watch):
@@ -128,7 +132,7 @@ def certified_best(
     """Return the best solution: what the search found, certified, or what was known before if that is not worse."""
     if bounds.best is None:
         return known
-    allowed = PROOF.same_value * (1 / natural.scales.upper + abs(bounds.upper))
+    allowed = PROOF.same_value * (bounds.unit + abs(bounds.upper))
     if known is not None and known.success and known.value <= bounds.upper + allowed:
         return known
     x, y = natural.x_tree(bounds.best.x), natural.y_tree(bounds.best.y)
@@ -136,6 +140,18 @@ def certified_best(
     watch.record(bounds.nodes, {"phase": "proof", "upper": bounds.upper})
     ending = Ending(x, y, bounds.nodes, converged=True)
     return conclude("branch and bound", ending, certificate, watch)
+
+
+def _polished(
+    problem: BilevelProblem, best: Solution, bounds: Bounds, gap: float, watch: Watch
+) -> tuple[Solution, Bounds]:
+    """Return a certified solution near one that is too rough, and the bounds with it; the same where there is none."""
+    found = solve(problem, best.x, y0=best.y, solver=Default(), time_limit=watch.grace, progress=False)
+    left = relative_gap(bounds.lower, float(found.value), bounds.unit)
+    if not found.success or abs(left) > gap:
+        return best, bounds
+    value = float(found.value)
+    return found, dataclasses.replace(bounds, lower=min(bounds.lower, value), upper=value)
 
 
 def _start(problem: BilevelProblem, solution: Any) -> PyTree:

@@ -124,7 +124,7 @@ def solve(
 def with_proof(found: AtOnce, watch: Watch, asked: Asked) -> Solution:
     """Return a global optimum as a solution, with its proof."""
     solution = asked.answer(conclude("branch and bound", found.ending, found.certificate, watch))
-    proof = concluded(found.bounds, solution, PROOF.gap_at_once, solution.stats["time"], found.unit)
+    proof = concluded(found.bounds, solution, PROOF.gap_at_once, solution.stats["time"])
     return dataclasses.replace(solution, proof=proof)
 
 

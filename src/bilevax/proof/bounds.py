@@ -13,7 +13,7 @@ from bilevax.proof.status import ProofStatus
 class Bounds:
     """What a global search came to: bounds in the user's units, the best point in natural units.
 
-    ``trace`` has rows of seconds, nodes, lower and upper bound.
+    ``trace`` has rows of seconds, nodes, lower and upper bound; ``unit`` is f's natural unit.
     """
 
     lower: float
@@ -22,6 +22,7 @@ class Bounds:
     nodes: int
     status: ProofStatus
     remark: str = ""
+    unit: float = 1.0
     trace: tuple[tuple[float, int, float, float], ...] = ()
 
 

@@ -76,6 +76,19 @@ class LowerGradient:
     of_y: np.ndarray
 
 
+def one_sided(follower: AffineRows) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the multipliers of rows: which row each belongs to, at which side (1: upper), and how many are free.
+
+    One for each equality, these first, free in sign; one for each finite side of the others, nonnegative.
+    """
+    equal = follower.lower == follower.upper
+    at_upper = np.flatnonzero(np.isfinite(follower.upper) & ~equal)
+    at_lower = np.flatnonzero(np.isfinite(follower.lower) & ~equal)
+    owner = np.concatenate([np.flatnonzero(equal), at_upper, at_lower])
+    sign = np.concatenate([np.ones(equal.sum() + len(at_upper)), -np.ones(len(at_lower))])
+    return owner, sign, int(equal.sum())
+
+
 def complementarity_program(
     objective: tuple[np.ndarray, np.ndarray, float], gradient: LowerGradient, follower: AffineRows, leader: AffineRows
 ) -> ComplementarityProgram:
@@ -93,13 +106,8 @@ def complementarity_program(
         The rows of X, and those on (x, y) that only the leader has to satisfy.
     """
     n_y, n_x = gradient.of_x.shape
-    equal = follower.lower == follower.upper
-    at_upper = np.flatnonzero(np.isfinite(follower.upper) & ~equal)
-    at_lower = np.flatnonzero(np.isfinite(follower.lower) & ~equal)
-    # One multiplier an equality, free in sign; one for each finite side of the others, nonnegative.
-    owner = np.concatenate([np.flatnonzero(equal), at_upper, at_lower])
-    sign = np.concatenate([np.ones(equal.sum() + len(at_upper)), -np.ones(len(at_lower))])
-    first_force, first_signed = n_x + n_y, int(equal.sum())
+    owner, sign, first_signed = one_sided(follower)
+    first_force = n_x + n_y
     rows = _Rows(n_x + n_y + len(owner))
     pull = (follower.of_y[owner] * sign[:, None]).T
     rows.add({0: gradient.of_x, n_x: gradient.of_y, first_force: pull}, -gradient.constant, -gradient.constant)

@@ -7,13 +7,11 @@ import numpy as np
 
 from bilevax._support.clock import OutOfTime
 from bilevax.model.flat import FlatProblem
-from bilevax.proof import scip
 from bilevax.proof.bounds import Bounds
 from bilevax.proof.building import Unsupported, build
-from bilevax.proof.high_point import high_point_bound
 from bilevax.proof.incumbents import best_incumbent, incumbent_at
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
-from bilevax.proof.program import ComplementarityProgram
+from bilevax.proof.others import bounds_by_others
 from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
 from bilevax.proof.tree import Tree
@@ -44,16 +42,13 @@ def global_bounds(
     most_nodes
         After how many nodes to stop.
     """
-    program = None
     try:
         program = build(flat)
         reduced = reduce(program)
     except (Unsupported, NotConvex) as reason:
         if np.isfinite(most_nodes):  # in a hurry
             return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED)
-        if program is None:
-            return _by_high_point(flat, x, gap, help, str(reason))
-        return _by_scip(flat, program, x, gap, str(reason))
+        return bounds_by_others(flat, x, gap, help, str(reason))
     except Contradiction as reason:
         return Bounds(np.inf, np.inf, None, 1, ProofStatus.INFEASIBLE, f"{reason}.")
     except OutOfTime:
@@ -78,47 +73,8 @@ def global_bounds(
         status = ProofStatus.INTERRUPTED
     if status is None:
         status = _settled(tree)
-    return Bounds(tree.lower_bound / unit, tree.upper / unit, tree.best, tree.nodes, status, trace=tuple(trace))
-
-
-def _by_scip(flat: FlatProblem, program: ComplementarityProgram, x: np.ndarray | None, gap: float, why: str) -> Bounds:
-    """Return the bounds of a problem whose f curves down: SCIP's, where it is installed."""
-    if not scip.available():
-        remark = f"It is that {why}: pip install 'bilevax[global]' for SCIP, which branches on products, too."
-        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED, remark)
-    evaluate = lambda z: best_incumbent(flat, *program.parts(z))
-    try:
-        known = None if x is None else incumbent_at(flat, x)
-        lower, best, nodes, late = scip.scip_bounds(program, evaluate, known, gap)
-    except OutOfTime:
-        return Bounds(-np.inf, np.inf, None, 0, ProofStatus.TIME_LIMIT)
-    unit, upper = flat.scales.upper, np.inf if best is None else best.value
-    if lower == np.inf:
-        return Bounds(np.inf, np.inf, None, nodes, ProofStatus.INFEASIBLE)
-    proven = upper - lower <= gap * max(abs(upper), PROOF.smallest_value)
-    late_or_not = ProofStatus.TIME_LIMIT if late else ProofStatus.UNSETTLED
-    status = ProofStatus.PROVEN if proven else late_or_not
-    return Bounds(min(lower, upper) / unit, upper / unit, best, nodes, status, "The lower bound is SCIP's.")
-
-
-def _by_high_point(
-    flat: FlatProblem, x: np.ndarray | None, gap: float, help: Callable[[], np.ndarray | None], reason: str
-) -> Bounds:
-    """Return the bounds of a problem that cannot be branched on: those of the high-point relaxation, if any."""
-    refused = Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED, f"It is that {reason}.")
-    try:
-        lower, relaxed = high_point_bound(flat, None)
-        if lower == -np.inf:
-            return refused
-        points = [point for point in (x, relaxed, help()) if point is not None]
-        found = [known for point in points if (known := incumbent_at(flat, point)) is not None]
-    except OutOfTime:
-        return refused
-    best = min(found, key=lambda each: each.value, default=None)
-    unit, upper = flat.scales.upper, np.inf if best is None else best.value
-    proven = upper - lower <= gap * max(abs(upper), PROOF.smallest_value)
-    status = ProofStatus.PROVEN if proven else ProofStatus.RELAXED
-    return Bounds(min(lower, upper) / unit, upper / unit, best, 1, status, "" if proven else refused.remark)
+    bounds = tree.lower_bound / unit, tree.upper / unit
+    return Bounds(*bounds, tree.best, tree.nodes, status, unit=1 / unit, trace=tuple(trace))
 
 
 def is_small(flat: FlatProblem) -> bool:

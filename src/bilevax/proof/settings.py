@@ -35,6 +35,7 @@ class ProofSettings:
     help_after: int = 200  # nodes after which the default is asked for an incumbent,
     help_share: float = 0.2  # and for which part of the time that is left
     most_variables: int = 1500  # variables and rows up to which programs are put together, as arrays
+    most_by_scip: int = 400  # variables and rows up to which SCIP is asked
     most_at_once: int = 200  # variables and rows up to which `solve` tries a proof first,
     nodes_at_once: int = 100  # with so many nodes
     gap_at_once: float = 1e-6  # and to this gap
