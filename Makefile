@@ -17,7 +17,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/bilevax demo --report build/demo.html
 
-test: lint types docs unit
+# Types and documentation take one core each.
+test: lint
+	$(MAKE) --jobs 2 types docs
+	$(MAKE) unit
 
 lint: install
 	$(BIN)/ruff check .
