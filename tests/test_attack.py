@@ -26,6 +26,7 @@ SLICE = [
     *((name, 1) for name in ("table-2", "table-6-hinge", "power-4", "table-7", "nonconvex-waves", "nonsmooth")),
     *((name, 0) for name in ("qp-integer", "kink-optimum", "border", "lp-ties", "ball-x", "wrong-point-others")),
     *((name, 0) for name in ("proof-qp", "proof-qp-integer", "proof-lp-ties", "proof-half-infeasible")),
+    *((name, 1) for name in ("proof-functions", "proof-bent-rows")),
     *((name, 0) for name in ("near-optimum", "no-minimiser-softplus", "unbounded-phi", "lower-unbounded", "entropy")),
 ]
 

@@ -90,13 +90,14 @@ def test_without_scip_the_message_says_what_to_install(monkeypatch):
     assert "bilevax[global]" in proof.message
 
 
-def waves(**options) -> bx.BilevelProblem:
+def waves(upper_rows=None) -> bx.BilevelProblem:
     """Phi(x) = exp(-y) + 0.4 sin(4 x) with exp(y) + y = x, y up to 1: two valleys in [-3, 3]."""
     return bx.BilevelProblem(
         upper=lambda x, y: jnp.exp(-y[0]) + 0.4 * jnp.sin(4 * x[0]) + 0.1 * x[0] ** 2,
         lower=lambda x, y: jnp.exp(y[0]) + 0.5 * y[0] ** 2 - x[0] * y[0],
         x_set=bx.Box(np.array([-3.0]), np.array([3.0])),
-        **({"y_set": bx.Box(np.array([-5.0]), np.array([1.0]))} | options),
+        y_set=bx.Box(np.array([-5.0]), np.array([1.0])),
+        upper_rows=upper_rows,
     )
 
 
@@ -182,7 +183,7 @@ def test_conditions_that_need_not_hold_are_not_asked_for():
 
 @needs_scip
 def test_a_lower_level_that_is_not_proven_to_be_convex_is_refused():
-    problem = waves(y_set=bx.Box(-np.ones(1), np.ones(1)))
+    problem = waves()
     other = bx.BilevelProblem(problem.upper, lambda x, y: jnp.sin(y[0]) * x[0], None, problem.x_set, problem.y_set)
     proof = bx.prove(other, np.zeros(1))
     assert proof.status is bx.ProofStatus.UNSUPPORTED

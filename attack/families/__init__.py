@@ -23,6 +23,7 @@ class Family:
 FAMILIES: dict[str, Family] = {}
 _GROUPS = (
     *("quadratic", "degenerate", "linear", "sets", "smooth", "points", "table", "hopeless", "wider", "proofs"),
+    "functions",
     "markets",
 )
 

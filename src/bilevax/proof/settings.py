@@ -36,6 +36,10 @@ class ProofSettings:
     help_share: float = 0.2  # and for which part of the time that is left
     most_variables: int = 1500  # variables and rows up to which programs are put together, as arrays
     most_by_scip: int = 400  # variables and rows up to which SCIP is asked
+    scip_share: float = 0.9  # which part of the time that is left it gets,
+    scip_points: int = 5  # and how many of its points are evaluated exactly
+    looks_share: float = 0.2  # of the time, for points of its relaxations,
+    same_point: float = 1e-6  # relative distance from one to the next that is worth a look
     most_at_once: int = 200  # variables and rows up to which `solve` tries a proof first,
     nodes_at_once: int = 100  # with so many nodes
     gap_at_once: float = 1e-6  # and to this gap
