@@ -13,6 +13,7 @@ import bilevax as bx
 from attack.judge.global_optimum import Quadratics, least_value
 from bilevax.app.cli import app
 from bilevax.proof import scip
+from bilevax.proof.blocks import block_variables
 from bilevax.proof.incumbents import Incumbent
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
 from bilevax.proof.program import AffineRows, LowerGradient, complementarity_program
@@ -249,3 +250,31 @@ def test_the_high_point_relaxation_proves_a_convex_f_that_the_lower_level_agrees
     proof = bx.prove(agreeing, np.zeros(1))
     assert proof.proven
     assert proof.lower_bound <= relaxed + 1e-9
+
+
+def apart() -> bx.BilevelProblem:
+    """Fifteen problems with two valleys in one: a single tree would have to combine the sides of all of them."""
+    weights = np.linspace(1.0, 2.0, 15)
+    return bx.BilevelProblem(
+        upper=lambda x, y: jnp.sum(weights * ((x + 1) ** 2 + 4 * (y - 2) ** 2 - 15)),
+        lower=lambda x, y: jnp.sum((y - x) ** 2),
+        x_set=bx.Box(np.full(15, -3.0), np.full(15, 3.0)),
+        y_set=bx.Box(np.zeros(15), np.full(15, 5.0)),
+    )
+
+
+def test_a_problem_that_falls_apart_is_proven_block_by_block():
+    proof = bx.prove(apart())
+    assert proof.proven
+    assert proof.nodes <= 15 * 10
+    assert proof.upper_bound == pytest.approx(-7.8 * np.linspace(1.0, 2.0, 15).sum(), abs=1e-7)
+
+
+def test_a_pair_keeps_a_row_and_its_multiplier_together():
+    """A linear lower level: its conditions hold multipliers alone, which only pairs connect with y."""
+    problem = draw(1, "linear")
+    program = program_of(problem)
+    for variables in block_variables(program):
+        rows = program.matrix[:, variables] != 0
+        for row, force in zip(program.pair_row, program.pair_force, strict=True):
+            assert rows[row].any() == rows[force].any()

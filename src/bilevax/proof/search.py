@@ -7,11 +7,13 @@ import numpy as np
 
 from bilevax._support.clock import OutOfTime
 from bilevax.model.flat import FlatProblem
+from bilevax.proof.blocks import Allowed, Evaluate, Forest, block_variables
 from bilevax.proof.bounds import Bounds
 from bilevax.proof.building import Unsupported, build
 from bilevax.proof.incumbents import best_incumbent, incumbent_at
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
 from bilevax.proof.others import bounds_by_others
+from bilevax.proof.program import ComplementarityProgram
 from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
 from bilevax.proof.tree import Tree
@@ -44,7 +46,8 @@ def global_bounds(
     """
     try:
         program = build(flat)
-        reduced = reduce(program)
+        evaluate = lambda z: best_incumbent(flat, *program.parts(z))
+        tree = _planted(program, evaluate, lambda value: gap * max(abs(value), PROOF.smallest_value))
     except (Unsupported, NotConvex) as reason:
         if np.isfinite(most_nodes):  # in a hurry
             return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED)
@@ -54,8 +57,6 @@ def global_bounds(
     except OutOfTime:
         return Bounds(-np.inf, np.inf, None, 0, ProofStatus.TIME_LIMIT)
     unit = flat.scales.upper
-    evaluate = lambda z: best_incumbent(flat, *program.parts(z))
-    tree = Tree(program, reduced, evaluate, lambda value: gap * max(abs(value), PROOF.smallest_value))
     began, trace, status, helped = time.monotonic(), [], None, False
     try:
         tree.offer(None if x is None else incumbent_at(flat, x))
@@ -77,6 +78,17 @@ def global_bounds(
     return Bounds(*bounds, tree.best, tree.nodes, status, unit=1 / unit, trace=tuple(trace))
 
 
+def _planted(program: ComplementarityProgram, evaluate: Evaluate, allowed: Allowed) -> Tree | Forest:
+    """Return the tree of a program, or those of its blocks where it falls apart."""
+    blocks = block_variables(program)
+    if len(blocks) > 1:
+        try:
+            return Forest(program, blocks, evaluate, allowed)
+        except NotConvex:  # what is rounding for the whole may be none for a block
+            pass
+    return Tree(program, reduce(program), evaluate, allowed)
+
+
 def is_small(flat: FlatProblem) -> bool:
     """Return whether a problem is of the class and the size for which a few nodes take no time."""
     if flat.problem.curved:
@@ -89,7 +101,7 @@ def is_small(flat: FlatProblem) -> bool:
     )
 
 
-def _settled(tree: Tree) -> ProofStatus:
+def _settled(tree: Tree | Forest) -> ProofStatus:
     if tree.lower_bound == np.inf:
         return ProofStatus.INFEASIBLE
     return ProofStatus.PROVEN if tree.lower_bound >= tree.cutoff else ProofStatus.UNSETTLED

@@ -1,0 +1,116 @@
+"""A program that falls apart: blocks of variables that no row, pair or term of f connects, each with its own tree.
+
+One tree for all would have to combine the sides of one block with those of every other; the least value of a sum over
+blocks is the sum of their least values.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import scipy.sparse as sp
+
+from bilevax.proof.incumbents import Incumbent
+from bilevax.proof.least_distance import reduce
+from bilevax.proof.program import ComplementarityProgram
+from bilevax.proof.tree import Tree
+
+Allowed = Callable[[float], float]
+Evaluate = Callable[[np.ndarray], Incumbent | None]
+
+
+def block_variables(program: ComplementarityProgram) -> list[np.ndarray]:
+    """Return the variables of each block."""
+    rows = program.matrix != 0
+    pairs = rows[program.pair_row] | rows[program.pair_force]
+    links, terms = (sp.csr_matrix(part.astype(np.int64)) for part in (np.vstack([rows, pairs]), program.hessian != 0))
+    count, block = sp.csgraph.connected_components(links.T @ links + terms, directed=False)
+    return [np.flatnonzero(block == k) for k in range(count)]
+
+
+def block_program(program: ComplementarityProgram, variables: np.ndarray, first: bool) -> ComplementarityProgram:
+    """Return a block by itself; the ``first`` one has the constant, and the rows without variables."""
+    inside = np.zeros(len(program.cost), bool)
+    inside[variables] = True
+    entries = program.matrix != 0
+    rows = np.flatnonzero(entries[:, inside].any(axis=1) | (first & ~entries.any(axis=1)))
+    number = np.full(len(entries), -1)
+    number[rows] = np.arange(len(rows))
+    pairs = number[program.pair_force] >= 0
+    return dataclasses.replace(
+        program,
+        hessian=program.hessian[np.ix_(variables, variables)],
+        cost=program.cost[variables],
+        constant=program.constant if first else 0.0,
+        matrix=program.matrix[np.ix_(rows, variables)],
+        lower=program.lower[rows],
+        upper=program.upper[rows],
+        pair_row=number[program.pair_row[pairs]],
+        pair_side=program.pair_side[pairs],
+        pair_force=number[program.pair_force[pairs]],
+    )
+
+
+class Forest:
+    """The trees of all blocks, to be used as a `Tree` of the whole."""
+
+    def __init__(self, program: ComplementarityProgram, blocks: list[np.ndarray], evaluate: Evaluate, allowed: Allowed):
+        self.evaluate, self.allowed, self.best = evaluate, allowed, None
+        self._size, self._blocks = len(program.cost), blocks
+        share = lambda value: allowed(value) / len(blocks)
+        self.trees = []
+        for k, variables in enumerate(blocks):
+            block = block_program(program, variables, k == 0)
+            self.trees.append(Tree(block, reduce(block), _values(block), share))
+
+    @property
+    def nodes(self) -> int:
+        """How many there are in all trees."""
+        return sum(tree.nodes for tree in self.trees)
+
+    @property
+    def upper(self) -> float:
+        """The exact value of the best point so far."""
+        return np.inf if self.best is None else self.best.value
+
+    @property
+    def cutoff(self) -> float:
+        """From where on a lower bound is good enough."""
+        return self.upper - self.allowed(self.upper) if np.isfinite(self.upper) else np.inf
+
+    @property
+    def lower_bound(self) -> float:
+        """What no point of the problem is below."""
+        bounds = [tree.lower_bound for tree in self.trees]
+        return -np.inf if -np.inf in bounds else min(sum(bounds), self.upper)
+
+    def offer(self, found: Incumbent | None) -> None:
+        """Take a point as the incumbent if it is better."""
+        if found is not None and found.value < self.upper:
+            self.best = found
+
+    def search(self) -> Iterator[None]:
+        """Search all trees one after the other, their roots first, and put their best points together."""
+        searches = [tree.search() for tree in self.trees]
+        for search in searches:
+            next(search, None)
+        for search in searches:
+            for _ in search:
+                yield
+        if all(tree.best is not None for tree in self.trees):
+            z = np.zeros(self._size)
+            for tree, variables in zip(self.trees, self._blocks, strict=True):
+                assert tree.best is not None
+                z[variables] = tree.best.x
+            self.offer(self.evaluate(z))
+        yield
+
+
+def _values(block: ComplementarityProgram) -> Evaluate:
+    """Return what takes a point of a block at its word: only all together are a point that can be evaluated."""
+    none = np.zeros(0)
+
+    def value(z: np.ndarray) -> Incumbent:
+        return Incumbent(float(0.5 * z @ block.hessian @ z + block.cost @ z + block.constant), z, none, none)
+
+    return value
