@@ -278,3 +278,18 @@ def test_a_pair_keeps_a_row_and_its_multiplier_together():
         rows = program.matrix[:, variables] != 0
         for row, force in zip(program.pair_row, program.pair_force, strict=True):
             assert rows[row].any() == rows[force].any()
+
+
+def test_tolls_that_lead_to_the_best_flow_of_all_are_found_at_once(monkeypatch):
+    """The high-point relaxation tells the flow, not the tolls; without them it is not the travellers' answer."""
+    monkeypatch.setattr(scip, "available", lambda: False)
+    monkeypatch.setattr(bx.driver.prove, "solve", None)  # nobody is asked for help
+    problem = bx.BilevelProblem(
+        upper=lambda x, y: jnp.exp(-y[0]) + jnp.exp(y[1]),
+        lower=lambda x, y: (y[0] - 0.1) ** 2 + (y[1] - 0.5) ** 2 + x @ y,
+        x_set=bx.Box(np.full(2, -5.0), np.full(2, 5.0)),
+        y_set=bx.Box(np.zeros(2), np.ones(2)),
+    )
+    proof = bx.prove(problem, np.zeros(2))
+    assert proof.proven, proof
+    assert proof.upper_bound == pytest.approx(np.exp(-1.0) + 1.0, abs=1e-9)

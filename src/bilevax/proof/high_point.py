@@ -23,14 +23,15 @@ from bilevax.model.compressed_rows import joint_matrix
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem
 from bilevax.model.quadratic import gradient_numbers
+from bilevax.proof.induced import inducing_x
 from bilevax.proof.relaxation import balanced_part
 from bilevax.proof.settings import PROOF
 
 
-def high_point_bound(flat: FlatProblem, start: np.ndarray | None) -> tuple[float, np.ndarray | None]:
-    """Return a lower bound on Phi, minus infinity where there is none, and the x where f attains about that."""
+def high_point_bound(flat: FlatProblem, start: np.ndarray | None) -> tuple[float, tuple[np.ndarray | None, ...]]:
+    """Return a lower bound on Phi, minus infinity where there is none, and some x where Phi might attain that."""
     if flat.problem.curved or flat.x_rows.balls or flat.y_rows.balls or not flat.upper_is_convex:
-        return -np.inf, None
+        return -np.inf, ()
     rows, n_x = _rows(flat), flat.n_x
     f = Objective(
         value=lambda z: flat.value("upper", z[:n_x], z[n_x:]),
@@ -38,7 +39,8 @@ def high_point_bound(flat: FlatProblem, start: np.ndarray | None) -> tuple[float
         hessian=lambda z: flat.upper_hessian(z[:n_x], z[n_x:]),
     )
     found = minimise(f, rows, start)
-    return _proven(flat, f, rows, found.y, found.multipliers), found.y[:n_x]
+    x, y = found.y[:n_x], found.y[n_x:]
+    return _proven(flat, f, rows, found.y, found.multipliers), (x, inducing_x(flat, x, y))
 
 
 def _rows(flat: FlatProblem) -> Constraints:

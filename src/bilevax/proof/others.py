@@ -39,11 +39,17 @@ def _by_high_point(flat: FlatProblem, x: np.ndarray | None, gap: float, help: He
     lower, relaxed = high_point_bound(flat, None)
     if lower == -np.inf:
         return refused
-    best, unit = _best(flat, (x, relaxed, help())), 1 / flat.scales.upper
-    lower, upper = lower * unit, np.inf if best is None else best.value * unit
-    if relative_gap(lower, upper, unit) <= gap:
-        return Bounds(min(lower, upper), upper, best, 1, ProofStatus.PROVEN, unit=unit)
-    return Bounds(lower, upper, best, 1, ProofStatus.RELAXED, refused.remark, unit=unit)
+    best, upper = None, np.inf
+    unit = 1 / flat.scales.upper
+    for more in (
+        lambda: (x, *relaxed),
+        lambda: (help(),),
+    ):  # where the first attain the bound, nobody is asked for help
+        best = _best(flat, more(), best)
+        upper = np.inf if best is None else best.value * unit
+        if relative_gap(lower * unit, upper, unit) <= gap:
+            return Bounds(min(lower * unit, upper), upper, best, 1, ProofStatus.PROVEN, unit=unit)
+    return Bounds(lower * unit, upper, best, 1, ProofStatus.RELAXED, refused.remark, unit=unit)
 
 
 def _by_scip(flat: FlatProblem, x: np.ndarray | None, gap: float, help: Help, first: Bounds) -> Bounds:
@@ -67,9 +73,10 @@ def _by_scip(flat: FlatProblem, x: np.ndarray | None, gap: float, help: Help, fi
     return Bounds(min(lower, upper), upper, best, found.nodes, status, _SCIP, unit=unit)
 
 
-def _best(flat: FlatProblem, points: tuple[np.ndarray | None, ...]) -> Incumbent | None:
-    """Return the best of some points, evaluated exactly."""
-    found = [known for point in points if point is not None and (known := incumbent_at(flat, point)) is not None]
+def _best(flat: FlatProblem, points: tuple[np.ndarray | None, ...], known: Incumbent | None = None) -> Incumbent | None:
+    """Return the best of some points, evaluated exactly, and of the one that is known."""
+    found = [known] if known is not None else []
+    found += [here for point in points if point is not None and (here := incumbent_at(flat, point)) is not None]
     return min(found, key=lambda each: each.value, default=None)
 
 

@@ -15,6 +15,7 @@ class ProofSettings:
     smallest_value: float = (
         1e-3  # of f's natural unit: values below it are as good as zero, and a gap is relative to this
     )
+    active: float = 1e-7  # slack, relative, up to which a row is active at the minimiser of a relaxation
     rounding: float = 1e-12  # sums this small against their terms are zero
     noise: float = 1e-14  # entries of a row of length one up to this are zero
     complementary: float = 1e-9  # distance to the nearer side at which a pair counts as complementary
