@@ -1,5 +1,7 @@
 """Descent on Phi by its exact gradient: answers, sets, equality rows, units, memory, checkpoints."""
 
+import dataclasses
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -9,6 +11,8 @@ import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
+from bilevax.solvers.default import settings
+from bilevax.solvers.default.hypergradient import descent
 from bilevax.solvers.default.hypergradient.choice import phi_of
 from bilevax.solvers.default.hypergradient.phi import Lower
 from bilevax.solvers.default.hypergradient.program import Rows, Units, phi_program
@@ -119,6 +123,16 @@ def test_an_active_inequality_is_no_hindrance():
     assert solution.success
     assert solution.certificate.strict_complementarity
     assert phases(solution) == {"start", "hypergradient descent", "answer"}
+
+
+def test_a_descent_that_meets_no_kink_is_finished_by_second_derivatives(monkeypatch):
+    few = dataclasses.replace(settings.HYPERGRADIENT, wary_steps=10)
+    monkeypatch.setattr(descent, "HYPERGRADIENT", few)
+    coupling = bx.LinearCoupling(A=np.ones((1, D)), upper=100.0)
+    solution = bx.solve(weights(coupling=coupling), np.full(N, 0.5))
+    assert solution.success
+    assert phases(solution) == {"start", "hypergradient descent", "exact descent", "answer"}  # no smoothing
+    assert solution.value == pytest.approx(bx.solve(weights(), np.full(N, 0.5)).value, abs=1e-9)
 
 
 def test_small_problems_are_left_to_the_other_phases():

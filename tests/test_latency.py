@@ -15,9 +15,20 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax._support import memory
 from bilevax.app.cli import compiled
+from bilevax.exact import phi
+from bilevax.exact.lower import objective_at, solve_flat
 from bilevax.model.analysis import Program, trace
 from bilevax.model.analysis.host import HostFunction
-from bilevax.model.compressed_rows import by_columns, entries_of, joint_matrix, on_top, row_largest, row_squares
+from bilevax.model.compressed_rows import (
+    beside,
+    by_columns,
+    entries_of,
+    joint_matrix,
+    on_top,
+    picked,
+    row_largest,
+    row_squares,
+)
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import Variable
 from bilevax.model.scales import Scales
@@ -176,6 +187,10 @@ def test_rows_put_together_are_those_of_scipy():
         row, column, data = entries_of(matrix)
         np.testing.assert_array_equal(sp.coo_matrix((data, (row, column)), stacked.shape).toarray(), stacked.toarray())
     np.testing.assert_allclose(row_squares(stacked), np.sum(stacked.toarray() ** 2, axis=1))
+    index, sign = np.array([4, 0, 0]), np.array([1.0, -1.0, 2.0])
+    np.testing.assert_array_equal(picked(stacked, index, sign).toarray(), sign[:, None] * stacked.toarray()[index])
+    assert picked(stacked, index[:0], sign[:0]).shape == (0, 4)
+    np.testing.assert_array_equal(beside(stacked, stacked).toarray(), np.hstack(2 * [stacked.toarray()]))
     weights = random.uniform(size=4)
     np.testing.assert_allclose(row_largest(stacked, weights), np.abs(stacked.toarray() * weights).max(axis=1))
     for copies in (1, 60):  # as an array, and as a sparse matrix
@@ -183,3 +198,56 @@ def test_rows_put_together_are_those_of_scipy():
         of_y = sp.csr_matrix((1, 3 * copies))
         whole = sp.block_array([[B, A], [of_x, None], [None, of_y]], format="csr")
         np.testing.assert_array_equal(joint_matrix(B, A, of_x, of_y).toarray(), whole.toarray())
+
+
+def test_numbers_of_a_small_problem_are_computed_once_for_its_units():
+    def flat():
+        return FlatProblem(problem, np.zeros(2), problem.y_like)
+
+    problem = bx.BilevelProblem(QUADRATICS["products"], QUADRATICS["squares"], x_set=bx.Box(-1, 1), y_like=np.zeros(3))
+    units = Scales(np.array([2.0, 0.5]), np.array([4.0, 1.0, 0.25]), np.ones(0), upper=8.0, lower=0.5)
+    here, there = flat().in_units(units), flat().in_units(units)
+    for name in ("rows", "x_rows", "y_rows", "quadratics", "lower_quadratic", "row_groups"):
+        assert getattr(here, name) is getattr(there, name)
+        assert getattr(here, name) is not getattr(flat(), name)
+    for power in range(1, 5):  # other units take the place of those that were asked for first
+        flat().in_units(Scales(2.0**power * units.x, units.y, units.rows))
+    assert flat().in_units(units).x_rows is not here.x_rows
+    np.testing.assert_array_equal(flat().in_units(units).x_rows.lower, here.x_rows.lower)
+    problem = bx.BilevelProblem(lambda x, y: x @ x, lambda x, y: y @ y, x_set=bx.Box(-1, 1), y_like=np.zeros(500))
+    assert flat().row_groups is not flat().row_groups  # as large as the data: it goes with its flat problem
+
+
+def test_a_proof_and_its_certificate_solve_the_lower_level_once(monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return solve_flat(*arguments)
+
+    monkeypatch.setattr(phi, "solve_flat", counted)
+    problem = bx.BilevelProblem(
+        lambda x, y: (x - 3) ** 2 + (y - 2) ** 2,
+        lambda x, y: (y - 5) ** 2,
+        bx.LinearCoupling(A=[[-2.0], [1.0]], B=[[1.0], [-2.0]], upper=[1.0, 2.0]),
+        x_set=bx.Box(0.0, 8.0),
+    )
+    solution = bx.solve(problem, 4.0)
+    assert solution.proof is not None
+    at_answer = [x for flat, x, *_ in calls if np.allclose(flat.x_tree(x), solution.x)]
+    assert len(at_answer) == 1
+    again = bx.certify(problem, solution.x)
+    assert (again.value, again.stationarity) == (solution.value, solution.certificate.stationarity)
+
+
+def test_value_and_gradient_of_the_lower_level_are_one_evaluation(monkeypatch):
+    flat, calls = flat_problem(lambda x, y: jnp.exp(x[0]) + jnp.sum(jnp.cosh(y))), []
+    found = FlatProblem.value_and_gradients
+    monkeypatch.setattr(FlatProblem, "value_and_gradients", lambda self, *at: calls.append(at) or found(self, *at))
+    for penalty, evaluations in ((0.0, 1), (0.5, 2)):
+        calls.clear()
+        objective, y = objective_at(flat, np.ones(2), penalty), np.array([0.1, 0.2, 0.3])
+        assert objective.value(y) == pytest.approx((1 + penalty) * (np.e + np.cosh(y).sum()))
+        np.testing.assert_allclose(objective.gradient(y), (1 + penalty) * np.sinh(y))
+        assert len(calls) == evaluations
+        np.testing.assert_allclose(objective.gradient(y + 1), (1 + penalty) * np.sinh(y + 1))

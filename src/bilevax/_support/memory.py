@@ -19,13 +19,15 @@ class Frozen:
 
     def __init__(self, tree: PyTree):
         self.tree = tree
-        self.key = (jax.tree.structure(tree), tuple(jax.tree.leaves(tree)))
+        leaves, structure = jax.tree.flatten(tree)
+        self.key = structure, tuple(leaves)
+        self._hash = hash(self.key)  # it is asked for at every look-up
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frozen) and self.key == other.key
+        return self is other or (isinstance(other, Frozen) and self.key == other.key)
 
 
 def remembered(find: Callable[..., Found]) -> Callable[..., Found]:

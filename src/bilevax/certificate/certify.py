@@ -11,7 +11,6 @@ from jaxtyping import PyTree
 from bilevax._support import clock, trees
 from bilevax._support.clock import deadline, in_time
 from bilevax._support.hints import names_arguments
-from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
 from bilevax._support.trees import summarise
@@ -32,6 +31,7 @@ from bilevax.model.flat import FlatProblem, equilibrated
 from bilevax.model.prices import usual
 from bilevax.model.problem import BilevelProblem, Level, validate
 from bilevax.model.row_functions import upper_rows_of
+from bilevax.model.scales import Scales
 from bilevax.model.tangent import tangent_problem, upper_row_kinks
 
 _FAILURES = {
@@ -70,15 +70,22 @@ def certify(
     return asked.answer(found, y_error=None if apart is None else float(np.abs(apart).max(initial=0.0)))
 
 
-def certify_flat(user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None) -> Certificate:
-    """Return the certificate of x, for a flat problem in the user's units; see `certify`."""
+def certify_flat(
+    user: FlatProblem, x: PyTree, y: PyTree, delta: Any = None, earlier: tuple[Scales, Phi | None] | None = None
+) -> Certificate:
+    """Return the certificate of x, for a flat problem in the user's units; see `certify`.
+
+    ``earlier`` is what `evaluate` found at x in certain units without a start: what it would find again.
+    """
     if user.problem.curved:
         return _certify_curved(user, x, y, delta)
     with blas_threads(max(user.n_y, min(user.rows.A.shape[0], 2 * user.n_y))):
         helpful = y if user.n_y > CERTIFICATE.start_counts else None
         flat = in_time(lambda: equilibrated(user, x, helpful)) or user  # without the time, nothing will be measured
         start = None if y is None else flat.y_flat(y)
-        return _certify(flat, flat.x_flat(x), start, None if delta is None else float(delta))
+        units, phi = (None, None) if earlier is None else earlier
+        known = phi if units is not None and units.key == flat.scales.key and not _start_helps(flat) else None
+        return _certify(flat, flat.x_flat(x), start, None if delta is None else float(delta), known=known)
 
 
 def _certify_curved(user: FlatProblem, x: PyTree, y: PyTree, delta: Any) -> Certificate:
@@ -187,13 +194,21 @@ def _evaluate(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None) -> Phi
 
     In between it is used for a minimiser that is the only one, so that the start makes no difference.
     """
-    size = max(flat.n_y, flat.rows.A.shape[0])
-    if start is None or size > CERTIFICATE.start_helps:
+    if start is None or _start_helps(flat):
         found = evaluate(flat, x, start)
-        if start is None or size > CERTIFICATE.start_counts or found.lower.unique:
+        if start is None or _size(flat) > CERTIFICATE.start_counts or found.lower.unique:
             return found
     cold = evaluate(flat, x)
     return cold if cold.solved or cold.lower.outcome is Outcome.INFEASIBLE else evaluate(flat, x, start)
+
+
+def _size(flat: FlatProblem) -> int:
+    return max(flat.n_y, flat.rows.A.shape[0])
+
+
+def _start_helps(flat: FlatProblem) -> bool:
+    """Return whether the lower level is so large that it is solved from a start."""
+    return _size(flat) > CERTIFICATE.start_helps
 
 
 def _upper_multipliers(flat: FlatProblem, quality: Stationarity) -> PyTree | None:
@@ -201,7 +216,7 @@ def _upper_multipliers(flat: FlatProblem, quality: Stationarity) -> PyTree | Non
     problem = flat.problem
     if not problem.upper_rows:
         return None
-    shapes = upper_rows_of(problem, Frozen(flat.x_like), Frozen(flat.y_like)).shapes
+    shapes = upper_rows_of(problem, *flat.shapes).shapes
     known = quality.upper_multipliers if len(quality.upper_multipliers) else np.full(trees.size(shapes), np.nan)
     found = trees.unflatten(known / flat.scales.upper, shapes)
     return problem.upper_rows_form.restore(found)
@@ -213,7 +228,7 @@ def _failure(flat: FlatProblem, phi: Phi, convexity: LowerConvexity, outside: fl
     for level, name in names.items():
         if kinks := flat.properties(level).refused:
             return Status.NOT_SMOOTH, f"{name} has a kink: {kinks[0]}"
-    if kinks := upper_row_kinks(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like)):
+    if kinks := upper_row_kinks(flat.problem, *flat.shapes):
         return Status.NOT_SMOOTH, f"an upper row has a kink: {kinks[0]}"
     if convexity.point is not None:
         return Status.LOWER_NOT_CONVEX, f"g curves down at y = {summarise(convexity.point)}."

@@ -17,7 +17,6 @@ from scipy.optimize import nnls
 
 from bilevax._support import clock
 from bilevax._support.clock import in_time
-from bilevax._support.memory import Frozen
 from bilevax.certificate.settings import CHALLENGE
 from bilevax.certificate.stationarity import Stationarity
 from bilevax.certificate.tolerances import TOLERANCES
@@ -59,7 +58,7 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
     There is none, anywhere, where f is convex in (x, y) and x is stationary whether y is optimal or not. Points that
     violate an upper row do not count.
     """
-    rows = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+    rows = upper_rows_of(flat.problem, *flat.shapes)
     if quality.relaxed and flat.upper_is_convex and rows.affine:
         return Challenge(0, None)
     tried, lowest, size = 0, None, 1 + abs(here.value)

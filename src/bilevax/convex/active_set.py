@@ -44,7 +44,10 @@ def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.
         point = measure(at.moved(move), rows, moved, np.maximum(balls_moved, 0.0))
         if point.error <= ACTIVE_SET.good_enough * tolerance:
             return point
-    point = measure(at, rows, multipliers, ball_multipliers)
+        before = measure(at, rows, multipliers, ball_multipliers)
+        point = point if point.error < before.error and point.at.finite else before
+    else:
+        point = measure(at, rows, multipliers, ball_multipliers)
     return point if point.error <= ACTIVE_SET.exact else _newton_on_active(rows, point, _strongly_active(rows, point))
 
 

@@ -53,9 +53,10 @@ class NewtonProgram:
         self.open_low, self.open_high = (
             np.flatnonzero(np.isfinite(side)) for side in (rows.domain.low, rows.domain.high)
         )
-        borders = sparse.eye_array(size, format="csr")
         blocks = [rows.matrix[rows.equality], rows.matrix[self.upper], -rows.matrix[self.lower]]
-        blocks += [borders[self.open_high], -borders[self.open_low]] if rows.domain.bounded else []
+        if rows.domain.bounded:
+            borders = sparse.eye_array(size, format="csr")
+            blocks += [borders[self.open_high], -borders[self.open_low]]
         self.ends = np.cumsum([block.shape[0] for block in blocks])
         self.cones: list = [
             clarabel.ZeroConeT(int(self.ends[0])),
@@ -89,7 +90,7 @@ class NewtonProgram:
         if rows.domain.bounded or np.max(hessian.diagonal(), initial=0.0) > PROGRAM.steep:
             # Near the borders of the domain curvatures, and steps, are of very different sizes.
             unit = own_units(hessian)
-            matrix, gradient = matrix @ sparse.diags_array(unit), gradient * unit
+            matrix, gradient = sparse.csc_matrix(matrix @ sparse.diags_array(unit)), gradient * unit
             hessian = sparse.csc_matrix(in_own_units(hessian))
         sides += [np.append(ball.radius + widening, y[ball.index] - ball.center) for ball in rows.balls]
         side = np.concatenate(sides)
@@ -105,7 +106,7 @@ class NewtonProgram:
             settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
             weight = (proximal + extra) * max(largest / scale, 1.0)
             quadratic = hessian + weight * sparse.eye_array(y.size, format="csc") if weight else hessian
-            answer = conic(quadratic, gradient / scale, sparse.csc_matrix(matrix), side, self.cones, settings=settings)
+            answer = conic(quadratic, gradient / scale, matrix, side, self.cones, settings=settings)
             step = self._step(_STATUS.get(str(answer.status), Status.ROUGH), answer, scale, unit)
             # What stalls far from feasibility is most likely infeasible: measuring that is quicker than trying again.
             if step.status is not Status.ROUGH or self.looks_infeasible(y + step.direction, widening):

@@ -103,10 +103,11 @@ class Rows:
     @functools.cached_property
     def upward(self) -> np.ndarray:
         """Which rows of one entry have a positive one."""
-        pattern = sparse.csr_matrix(self.matrix)
-        upward = np.zeros(len(self.lower), bool)
         single = self.only_column >= 0
-        upward[single] = pattern.data[pattern.indptr[:-1][single]] > 0
+        if isinstance(self.matrix, np.ndarray):
+            return single & (self.matrix.sum(axis=1) > 0)
+        upward = np.zeros(len(self.lower), bool)
+        upward[single] = self.matrix.data[self.matrix.indptr[:-1][single]] > 0
         return upward
 
     @functools.cached_property
@@ -168,10 +169,12 @@ class Rows:
     @functools.cached_property
     def only_column(self) -> np.ndarray:
         """The column of the only entry of a row, -1 for rows with more entries."""
-        pattern = sparse.csr_matrix(self.matrix)
-        single = np.flatnonzero(np.diff(pattern.indptr) == 1)
+        if isinstance(self.matrix, np.ndarray):
+            there = self.matrix != 0
+            return np.where(there.sum(axis=1) == 1, there.argmax(axis=1), -1)
+        single = np.flatnonzero(np.diff(self.matrix.indptr) == 1)
         column = np.full(len(self.lower), -1)
-        column[single] = pattern.indices[pattern.indptr[single]]
+        column[single] = self.matrix.indices[self.matrix.indptr[single]]
         return column
 
     @functools.cached_property

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax._support import trees
 from bilevax.model.coupling import LinearCoupling
+from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import BilevelProblem
 from bilevax.solvers.base import Solver
 from bilevax.solvers.default import Default
@@ -98,9 +98,9 @@ def shapes_of_x(problem: BilevelProblem) -> PyTree | None:
     return like
 
 
-def warn_outside(problem: BilevelProblem, x: PyTree) -> None:
+def warn_outside(flat: FlatProblem, x: PyTree) -> None:
     """Warn the caller of the caller that a start lies outside X."""
-    violation = problem.x_set.rows(trees.shapes(x)).violation(trees.flatten_host(x))
+    violation = flat.x_rows.violation(flat.x_flat(x))
     if violation > 1e-6:  # rounding, to float32 at least, is no news
         warnings.warn(
             f"x0: expected a point of X, got one that is outside by {violation:.2g} (relative). "

@@ -37,7 +37,7 @@ def proven_at_once(flat: FlatProblem, x: PyTree, watch: Watch) -> AtOnce | None:
         return None
     x, y = natural.x_tree(best.x), natural.y_tree(best.y)
     with deadline(watch.last_call):
-        certificate = certify_flat(flat, x, y)
+        certificate = certify_flat(flat, x, y, earlier=(natural.scales, best.phi))
     if not certificate.confirms(watch.limits.rtol):
         return None
     watch.record(bounds.nodes, {"phase": "proof", "upper": certificate.value})

@@ -99,8 +99,8 @@ def solve(
     callback, warm_start = asked.watching(callback), asked.earlier(warm_start)
     with float64():
         x, y_like, y = validate(problem, x0, y0, dtype)
-        warn_outside(problem, x)
         method, flat = chosen(solver), FlatProblem(problem, x, y_like)
+        warn_outside(flat, x)
         start, limits = Start(x, y_like, y, warm_start), Limits.of(method, rtol, atol, max_steps, time_limit)
         watch = Watch(began, limits, callback, progress, steady=method.steady)
         # A search looks at rtol all the way; a compiled loop only to stop.

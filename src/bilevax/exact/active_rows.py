@@ -11,7 +11,7 @@ from bilevax._support import clock
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
-from bilevax.model.compressed_rows import on_top, row_largest, row_squares, scaled
+from bilevax.model.compressed_rows import beside, on_top, picked, row_largest, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 
 
@@ -130,8 +130,7 @@ def active_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, rows: U
     order = [np.flatnonzero(equality), np.flatnonzero(at_upper), np.flatnonzero(at_lower)]
     sign = np.concatenate([np.ones(len(order[0])), np.ones(len(order[1])), -np.ones(len(order[2]))])
     index = np.concatenate(order)
-    parts_a = [scaled(a[index], sign, np.ones(flat.n_y))]
-    parts_b = [scaled(b[index], sign, np.ones(flat.n_x))]
+    parts_a, parts_b = [picked(a, index, sign)], [picked(b, index, sign)]
     outward = [sign * multiplier[index]]
     zeros = [zero[index]]
     above, below = (high - image)[order[1]], (image - low)[order[2]]
@@ -165,10 +164,9 @@ def _merge(
 
     The merged rows allow the same (x, y) as all of them.
     """
-    together = sp.csr_matrix(sp.hstack([a, b]))
-    together.data = (
-        together.data.round(EXACT_TOLERANCES.row_digits) + 0.0
-    )  # no negative zeros: rows are compared byte by byte
+    together = beside(a, b)
+    # No negative zeros: rows are compared byte by byte.
+    together.data = together.data.round(EXACT_TOLERANCES.row_digits) + 0.0
     together.eliminate_zeros()
     together.sort_indices()
     groups: dict[bytes, int] = {}
@@ -190,11 +188,12 @@ def _merge(
             groups[same] = row
             keep.append(row)
     pick = np.array(keep, int)
-    pick = pick[_independent(together[pick], np.array(merged_equality, bool)[pick])]
+    pick = pick[_independent(together, pick, np.array(merged_equality, bool)[pick])]
     equality, multiplier = np.array(merged_equality, bool)[pick], np.array(merged_multiplier, float)[pick]
+    all_of_them = len(pick) == a.shape[0]
     return ActiveRows(
-        a=a[pick],
-        b=b[pick],
+        a=a if all_of_them else a[pick],
+        b=b if all_of_them else b[pick],
         equality=equality,
         multiplier=multiplier,
         weak=~equality & (multiplier <= zero[pick]),
@@ -204,12 +203,12 @@ def _merge(
     )
 
 
-def _independent(rows: sp.csr_matrix, equality: np.ndarray) -> np.ndarray:
-    """Return which rows are left without equalities that are combinations of others; all where testing costs much."""
+def _independent(rows: sp.csr_matrix, pick: np.ndarray, equality: np.ndarray) -> np.ndarray:
+    """Return which picked rows are left without equalities that follow from others; all where testing costs much."""
     kept, index = np.ones(len(equality), bool), np.flatnonzero(equality)
     clock.check()
     if index.size > 1 and index.size**2 * rows.shape[1] <= EXACT_SETTINGS.dependence_work:
-        triangle, order = scipy.linalg.qr(rows[index].T.toarray(), mode="r", pivoting=True)
+        triangle, order = scipy.linalg.qr(rows[pick[index]].T.toarray(), mode="r", pivoting=True)
         pivots = np.zeros(index.size)
         pivots[: min(triangle.shape)] = np.abs(np.diag(triangle))
         kept[index[order[pivots <= EXACT_TOLERANCES.dependent_row]]] = False

@@ -12,7 +12,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import clock, trees
-from bilevax._support.memory import Frozen
 from bilevax.convex.minimise import minimise
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.lower import solve_flat
@@ -51,7 +50,7 @@ class CurvedAnswer:
 def solve_curved(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None) -> CurvedAnswer:
     """Solve the lower level of a problem, in the user's units, at a flat x."""
     problem, tree = flat.problem, flat.x_tree(x)
-    rows = coupling_of(problem, Frozen(flat.x_like), Frozen(flat.y_like))
+    rows = coupling_of(problem, *flat.shapes)
     y = flat.y_rows.well_inside(np.zeros(flat.n_y)) if start is None else start
     sizes = [trees.size(shape) for shape in flat.row_shapes]
     bent = np.repeat([not part.affine for part in problem.coupling], sizes)  # rows that are not affine

@@ -1,8 +1,10 @@
 """The lower level at x as a convex program on flat vectors, for `convex.minimise`, which the solvers do not use."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from bilevax.convex.minimise import minimise, smallest_relaxation
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective
@@ -22,15 +24,22 @@ def objective_at(flat: FlatProblem, x: np.ndarray, penalty: float = 0.0) -> Obje
     if penalty == 0.0 and (quadratic := flat.lower_quadratic) is not None:
         return quadratic.at(x)
 
-    def combine(of_level):
-        lower = of_level("lower")
-        return lower if penalty == 0.0 else lower + penalty * of_level("upper")
+    last: list[Any] = []  # y and what is known there: whoever asks for the value asks for the gradient, too
 
-    return Objective(
-        value=lambda y: combine(lambda level: flat.value(level, x, y)),
-        gradient=lambda y: combine(lambda level: flat.gradients(level, x, y)[1]),
-        hessian=lambda y: combine(lambda level: flat.hessian(level, "y", "y", x, y)),
-    )
+    def evaluated(y: np.ndarray) -> tuple[float, np.ndarray]:
+        if not last or last[0] is not y:
+            value, _, gradient = flat.value_and_gradients("lower", x, y)
+            if penalty != 0.0:
+                of_f, _, along = flat.value_and_gradients("upper", x, y)
+                value, gradient = value + penalty * of_f, gradient + penalty * along
+            last[:] = y, (value, gradient)
+        return last[1]
+
+    def hessian(y: np.ndarray) -> sp.csc_matrix:
+        found = flat.hessian("lower", "y", "y", x, y)
+        return found if penalty == 0.0 else found + penalty * flat.hessian("upper", "y", "y", x, y)
+
+    return Objective(value=lambda y: evaluated(y)[0], gradient=lambda y: evaluated(y)[1], hessian=hessian)
 
 
 def constraints_at(flat: FlatProblem, x: np.ndarray) -> Constraints:

@@ -21,7 +21,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support.clock import OutOfTime
-from bilevax._support.memory import Frozen
 from bilevax.convex.minimise import minimise
 from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
@@ -107,7 +106,7 @@ def _curved_phi(user: FlatProblem, x: np.ndarray, start: np.ndarray | None, thor
     lower, unit = in_user_units(flat, phi.lower), flat.scales.upper
     if answer.error > EXACT_TOLERANCES.lower:
         lower = dataclasses.replace(lower, outcome=Outcome.INACCURATE, infeasibility=answer.error)
-    rows = coupling_of(user.problem, Frozen(user.x_like), Frozen(user.y_like))
+    rows = coupling_of(user.problem, *user.shapes)
     values = rows.values(x, lower.y)
     beyond = np.maximum(values - rows.upper, rows.lower - values).max(initial=0.0)
     allowed = beyond <= EXACT_TOLERANCES.lower * (1 + np.abs(values).max(initial=0.0))

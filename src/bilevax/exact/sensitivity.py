@@ -14,7 +14,7 @@ from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.exact.upper_rows import UpperSides, upper_rows_at
-from bilevax.model.compressed_rows import on_top, row_squares, scaled
+from bilevax.model.compressed_rows import on_top, picked, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 
 
@@ -70,8 +70,10 @@ def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.cs
     above, below = rows.upper / norms - image, image - rows.lower / norms
     at_upper, at_lower = above <= near, below <= near
     both = at_upper & at_lower
-    parts = [unit[both], unit[at_upper & ~both], -unit[at_lower & ~both]]
-    slack = [np.zeros(both.sum()), above[at_upper & ~both], below[at_lower & ~both]]
+    sides = [np.flatnonzero(side) for side in (both, at_upper & ~both, at_lower & ~both)]
+    sign = np.repeat([1.0, 1.0, -1.0], [len(side) for side in sides])
+    parts = [picked(unit, np.concatenate(sides), sign)]
+    slack = [np.zeros(len(sides[0])), above[sides[1]], below[sides[2]]]
     for ball in rows.balls:
         offset = x[ball.index] - ball.center
         gap = ball.radius - np.linalg.norm(offset)
@@ -81,7 +83,7 @@ def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.cs
             parts.append(sp.csr_matrix(normal))
             slack.append(np.array([gap]))
     normals = on_top(parts)
-    return normals, np.arange(normals.shape[0]) < both.sum(), np.maximum(np.concatenate(slack), 0.0)
+    return normals, np.arange(normals.shape[0]) < len(sides[0]), np.maximum(np.concatenate(slack), 0.0)
 
 
 def piece_gradient(point: PointDerivatives, a: sp.csr_matrix, b: sp.csr_matrix) -> np.ndarray | None:
@@ -118,39 +120,53 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
     orders of magnitude.
     """
     clock.check()
-    unit = own_units(hessian)
+    count, size = a.shape
+    dense = size + count <= EXACT_SETTINGS.dense_kkt or hessian.nnz > EXACT_SETTINGS.dense_share * size**2
+    system, units = (_full_system if dense else _sparse_system)(hessian, a, own_units(hessian))
+    right = (right.T * units).T
+    solution = _solve_dense(system, right) if dense else _solve_sparse(system, right, size)
+    residual = np.abs(system @ solution - right).max(initial=0.0)
+    consistent = residual <= EXACT_TOLERANCES.kkt_residual * (1 + np.abs(right).max(initial=0.0))
+    return (solution.T * units).T if consistent else None
+
+
+def _full_system(hessian: sp.csc_matrix, a: sp.csr_matrix, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the system as an array in the units of its variables, rows of length 1, and all units."""
+    (count, size), rows = a.shape, a.toarray()
+    length = np.sqrt(np.sum((rows * unit) ** 2, axis=1))
+    units = np.concatenate([unit, 1 / np.where(length > 0, length, 1.0)])
+    system = np.zeros((size + count, size + count))
+    system[:size, :size], system[size:, :size], system[:size, size:] = hessian.toarray(), rows, rows.T
+    system *= units
+    system *= units[:, None]
+    return system, units
+
+
+def _sparse_system(hessian: sp.csc_matrix, a: sp.csr_matrix, unit: np.ndarray) -> tuple[sp.csc_matrix, np.ndarray]:
+    """Return the same as a sparse matrix."""
     a = scaled(sp.csr_matrix(a), np.ones(a.shape[0]), unit)
     length = np.sqrt(row_squares(a))
     of_rows = 1 / np.where(length > 0, length, 1.0)
-    units = np.concatenate([unit, of_rows])
     a, hessian = scaled(a, of_rows, np.ones(len(unit))), scaled(sp.csc_matrix(hessian), unit, unit)
-    solution = _solve_scaled(hessian, a, (right.T * units).T)
-    return None if solution is None else (solution.T * units).T
+    system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if a.shape[0] else hessian
+    return system, np.concatenate([unit, of_rows])
 
 
-def _solve_scaled(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
-    count, size = a.shape
-    if size + count <= EXACT_SETTINGS.dense_kkt or hessian.nnz > EXACT_SETTINGS.dense_share * size**2:
-        border = a.toarray()
-        system = np.block([[hessian.toarray(), border.T], [border, np.zeros((count, count))]])
-        solution = _solve_dense(system, right)
-    else:
-        system = sp.csc_matrix(sp.bmat([[hessian, a.T], [a, None]])) if count else sp.csc_matrix(hessian)
-        # Quasi-definite regularisation, taken out again by refinement.
-        scale = EXACT_SETTINGS.kkt_regularisation * max(1.0, abs(hessian).max())
-        shift = sp.diags(np.r_[np.full(size, scale), np.full(count, -scale)])
-        pivoting = EXACT_SETTINGS.pivoting
-        factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=pivoting)
-        # Residuals in extended precision, until corrections no longer shrink: where rows are nearly dependent, what
-        # rounding leaves of a residual would be a large error.
-        solution, step, exact = np.zeros_like(right), factor.solve(right), system.astype(np.longdouble)
-        for _ in range(EXACT_SETTINGS.max_refinements):
-            solution, last = solution + step, np.abs(step).max(initial=0.0)
-            step = factor.solve((right - exact @ solution).astype(float))
-            if not np.abs(step).max(initial=0.0) < 0.5 * last:
-                break
-    residual = np.abs(system @ solution - right).max(initial=0.0)
-    return solution if residual <= EXACT_TOLERANCES.kkt_residual * (1 + np.abs(right).max(initial=0.0)) else None
+def _solve_sparse(system: sp.csc_matrix, right: np.ndarray, size: int) -> np.ndarray:
+    """Solve by a factorisation with quasi-definite regularisation, taken out again by refinement."""
+    scale = EXACT_SETTINGS.kkt_regularisation * max(1.0, abs(system).max())  # entries of rows are at most 1
+    shift = sp.diags(np.where(np.arange(system.shape[0]) < size, scale, -scale))
+    pivoting = EXACT_SETTINGS.pivoting
+    factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=pivoting)
+    # Residuals in extended precision, until corrections no longer shrink: where rows are nearly dependent, what
+    # rounding leaves of a residual would be a large error.
+    solution, step, exact = np.zeros_like(right), factor.solve(right), system.astype(np.longdouble)
+    for _ in range(EXACT_SETTINGS.max_refinements):
+        solution, last = solution + step, np.abs(step).max(initial=0.0)
+        step = factor.solve((right - exact @ solution).astype(float))
+        if not np.abs(step).max(initial=0.0) < 0.5 * last:
+            break
+    return solution
 
 
 def _solve_dense(system: np.ndarray, right: np.ndarray) -> np.ndarray:

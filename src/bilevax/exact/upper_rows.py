@@ -7,8 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support.division import positive
-from bilevax._support.memory import Frozen
-from bilevax.model.compressed_rows import row_squares, scaled
+from bilevax.model.compressed_rows import picked, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 from bilevax.model.row_functions import upper_rows_of
 
@@ -83,7 +82,7 @@ class UpperRows:
         index = [np.flatnonzero(which) for which in (both, at_upper & ~both, at_lower & ~both)]
         origin, sign = np.concatenate(index), np.repeat([1.0, 1.0, -1.0], [len(part) for part in index])
         slack = np.concatenate([np.zeros(len(index[0])), above[index[1]], below[index[2]]])
-        outward = lambda part: scaled(part[origin], sign, np.ones(part.shape[1]))
+        outward = lambda part: picked(part, origin, sign)
         return UpperSides(
             x=outward(self.x),
             y=outward(self.y),
@@ -106,7 +105,7 @@ def upper_rows_at(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> UpperRows:
     """Return the upper rows at (x, y)."""
     if not flat.problem.upper_rows:
         return _no_rows(flat.n_x, flat.n_y)
-    rows, scales = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like)), flat.scales
+    rows, scales = upper_rows_of(flat.problem, *flat.shapes), flat.scales
     value = rows.values(x * scales.x, y * scales.y)
     slopes = [
         scaled(part, np.ones(rows.count), unit)

@@ -57,6 +57,15 @@ def on_top(parts: Sequence[sp.csr_matrix]) -> sp.csr_matrix:
     return sp.csr_matrix((data, indices, ends), shape=shape)
 
 
+def picked(matrix: sp.csr_matrix, index: np.ndarray, factor: np.ndarray) -> sp.csr_matrix:
+    """Return some of the compressed rows, each times its factor."""
+    count = np.diff(matrix.indptr)[index]
+    ends = np.concatenate([[0], np.cumsum(count)])
+    place = np.repeat(matrix.indptr[index] - ends[:-1], count) + np.arange(ends[-1])
+    data, indices = matrix.data[place] * np.repeat(factor, count), matrix.indices[place]
+    return sp.csr_matrix((data, indices, ends.astype(indices.dtype)), shape=(len(index), matrix.shape[1]))
+
+
 def row_squares(matrix: sp.csr_matrix) -> np.ndarray:
     """Return the squared length of each row."""
     return _reduced(np.add, matrix, matrix.data**2)
@@ -87,13 +96,13 @@ def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: 
         return sp.csr_matrix(array)
     moved = sp.csr_matrix((of_y.data, of_y.indices + n_x, of_y.indptr), shape=(of_y.shape[0], n_x + n_y))
     widened = sp.csr_matrix((of_x.data, of_x.indices, of_x.indptr), shape=(of_x.shape[0], n_x + n_y))
-    matrix = on_top([_beside(B, A), widened, moved])
+    matrix = on_top([beside(B, A), widened, moved])
     matrix.eliminate_zeros()
     matrix.sort_indices()
     return matrix
 
 
-def _beside(left: sp.csr_matrix, right: sp.csr_matrix) -> sp.csr_matrix:
+def beside(left: sp.csr_matrix, right: sp.csr_matrix) -> sp.csr_matrix:
     """Return compressed rows beside each other."""
     columns, ends = left.shape[1], left.indptr + right.indptr
     data, indices = np.empty(ends[-1]), np.empty(ends[-1], np.int32)

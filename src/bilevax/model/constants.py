@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax._support.memory import Frozen
 from bilevax.model.compressed_rows import scaled
 from bilevax.model.objectives import affine_gradient_of
 from bilevax.model.patterns import Pattern
@@ -22,7 +21,7 @@ _MOST_VARIABLES = 6000
 
 def lower_constants(flat: "FlatProblem") -> Quadratic | None:
     """Return the numbers of g in the units of ``flat``; None where its gradient in y is not affine, or it is large."""
-    if (affine := affine_gradient_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))) is not None:
+    if (affine := affine_gradient_of(flat.problem, *flat.shapes)) is not None:
         return affine.in_units(flat.scales)
     if not _suits(flat, "lower"):
         return None

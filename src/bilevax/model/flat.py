@@ -22,18 +22,16 @@ from bilevax._support.precision import float64
 from bilevax.model.analysis import FunctionProperties
 from bilevax.model.compressed_rows import on_top, scaled
 from bilevax.model.constants import lower_constants, upper_constants
-from bilevax.model.coupling import Coupling
 from bilevax.model.kernels import Kernels, compiled, evaluation, padded
 from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_jointly
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
 from bilevax.model.quadratic import JointQuadratic, LowerDerivatives, Quadratic
-from bilevax.model.rows import Rows, rows_of
-from bilevax.model.scales import RowGroups, Scales, natural_scales
+from bilevax.model.rows import Rows, row_shapes_of, rows_of, sets_of
+from bilevax.model.scales import RowGroups, Scales, asked_by_rows, natural_scales
 from bilevax.model.set_rows import SetRows
 from bilevax.model.straight import straightened
-
-_IN_UNITS = "rows", "x_rows", "y_rows", "row_groups", "rows_in_y", "lower_quadratic", "upper_constants", "quadratics"
+from bilevax.model.units import numbers_in, of_units
 
 
 class FlatProblem:
@@ -46,19 +44,20 @@ class FlatProblem:
     def __init__(self, problem: BilevelProblem, x_like: PyTree, y_like: PyTree):
         self.x_like = jax.tree.map(_float64_shape, x_like)
         self.y_like = jax.tree.map(_float64_shape, y_like)
-        self.problem = straightened(problem, Frozen(self.x_like), Frozen(self.y_like))
+        self.shapes = Frozen(self.x_like), Frozen(self.y_like)  # what is remembered of a problem is asked for by these
+        self.problem = straightened(problem, *self.shapes)
         self.n_x, self.n_y = trees.size(self.x_like), trees.size(self.y_like)
         self.patterns: dict[Any, Pattern] = {}
         self._last_blocks: tuple[tuple[sp.csc_matrix, ...], sp.csc_matrix] | None = None
         self.of_user: dict[str, Any] = {}  # what is found out once, in the user's units
         self.scales = Scales.ones(self.n_x, self.n_y, trees.size(self.row_shapes))
+        self.in_these_units = numbers_in(self.problem, *self.shapes, self.scales)  # rows, sets and the like
 
     def in_units(self, scales: Scales) -> "FlatProblem":
         """Return the same problem in other units, ``scales`` being relative to the user's."""
         other = copy.copy(self)
         other.scales, other.patterns = scales, {}
-        for name in _IN_UNITS:
-            vars(other).pop(name, None)
+        other.in_these_units = numbers_in(self.problem, *self.shapes, scales)
         return other
 
     @functools.cached_property
@@ -75,7 +74,7 @@ class FlatProblem:
     def _kernels(self) -> Kernels:
         """The compiled functions, without rows and sets: problems that differ only there share them."""
         structure = eqx.filter(self._objectives, eqx.is_array, inverse=True)
-        return compiled(Frozen(structure), Frozen(self.x_like), Frozen(self.y_like))
+        return compiled(Frozen(structure), *self.shapes)
 
     @property
     def state(self) -> Learned:
@@ -86,10 +85,10 @@ class FlatProblem:
     def state(self, state: Learned) -> None:
         self.patterns = state.patterns
 
-    @functools.cached_property
+    @of_units
     def rows(self) -> Rows:
         """All couplings stacked, in the order in which they were given."""
-        rows, scales = rows_of(self.problem, Frozen(self.x_like), Frozen(self.y_like)), self.scales
+        rows, scales = rows_of(self.problem, *self.shapes), self.scales
         return Rows(
             scaled(rows.B, scales.rows, scales.x),
             scaled(rows.A, scales.rows, scales.y),
@@ -97,59 +96,54 @@ class FlatProblem:
             scales.rows * rows.upper,
         )
 
-    @functools.cached_property
+    @property
     def row_shapes(self) -> tuple[PyTree, ...]:
         """The shapes of the rows' values, one entry a coupling."""
-        with float64():
-            return tuple(part.shapes(self.x_like, self.y_like, self._objectives[2]) for part in self._coupling)
+        return row_shapes_of(self.problem, *self.shapes)
 
-    @functools.cached_property
-    def _coupling(self) -> tuple[Coupling, ...]:
-        with float64():
-            return place(self.problem.coupling, np.float64)
-
-    @functools.cached_property
-    def _user_sets(self) -> tuple[SetRows, SetRows]:
-        return self.problem.x_set.rows(self.x_like), self.problem.y_set.rows(self.y_like)
-
-    @functools.cached_property
+    @of_units
     def x_rows(self) -> SetRows:
         """The set X as rows."""
-        return self._user_sets[0].in_units(self.scales.x)
+        return sets_of(self.problem, *self.shapes)[0].in_units(self.scales.x)
 
-    @functools.cached_property
+    @of_units
     def y_rows(self) -> SetRows:
         """The set Y as rows."""
-        return self._user_sets[1].in_units(self.scales.y)
+        return sets_of(self.problem, *self.shapes)[1].in_units(self.scales.y)
 
-    @functools.cached_property
+    @of_units
     def row_groups(self) -> RowGroups:
         """All rows, parallel ones together."""
         return RowGroups(self)
 
-    @functools.cached_property
+    @of_units
+    def asked_by_rows(self) -> list:
+        """What the rows and sets ask of natural units."""
+        return asked_by_rows(self)
+
+    @of_units
     def rows_in_y(self) -> sp.csr_matrix:
         """The rows' part in y, those of Y last."""
         return on_top([self.rows.A, self.y_rows.matrix])
 
-    @functools.cached_property
+    @of_units
     def quadratics(self) -> dict[Level, JointQuadratic | None]:
         """The objectives by their numbers, where they are quadratics in few x and y together: nothing is compiled."""
 
         def of(level: Level) -> JointQuadratic | None:
-            found = quadratic_of(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
+            found = quadratic_of(self.problem, level, *self.shapes)
             return None if found is None else found.in_units(self.scales, self.unit(level))
 
         return {"upper": of("upper"), "lower": of("lower")}
 
-    @functools.cached_property
+    @of_units
     def lower_quadratic(self) -> Quadratic | None:
         """The numbers of g where it is a quadratic in x and y together, so that JAX need not be asked again."""
         if (whole := self.quadratics["lower"]) is not None:
             return Quadratic(whole.linear[self.n_x :], whole.part("y", "y"), whole.part("y", "x"))
         return lower_constants(self)
 
-    @functools.cached_property
+    @of_units
     def upper_constants(self) -> sp.csc_matrix | None:
         """The second derivative of f in (x, y), where it is the same everywhere."""
         quadratic = self.quadratics["upper"]
@@ -305,12 +299,12 @@ class FlatProblem:
 
     def properties(self, level: Level) -> FunctionProperties:
         """Return what f or g is, found out on its jaxpr, in the user's units: smooth, convex in y, quadratic."""
-        return properties_of(self.problem, level, Frozen(self.x_like), Frozen(self.y_like))
+        return properties_of(self.problem, level, *self.shapes)
 
     @functools.cached_property
     def upper_is_convex(self) -> bool:
         """Whether f is proven to be convex in x and y together."""
-        return upper_convex_jointly(self.problem, Frozen(self.x_like), Frozen(self.y_like))
+        return upper_convex_jointly(self.problem, *self.shapes)
 
     @functools.cached_property
     def lower_is_quadratic(self) -> bool:

@@ -1,4 +1,4 @@
-"""The rows of a problem as sparse matrices on flat vectors, found out once."""
+"""The rows and the sets of a problem as sparse matrices on flat vectors, found out once."""
 
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from bilevax._support.precision import float64
 from bilevax.model.compressed_rows import on_top
 from bilevax.model.coupling import AffineCoupling, Coupling
 from bilevax.model.problem import BilevelProblem, place
+from bilevax.model.set_rows import SetRows
 
 
 class Rows(NamedTuple):
@@ -24,12 +25,25 @@ class Rows(NamedTuple):
 
 
 @remembered
-def rows_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> Rows:
-    """Return all couplings of a problem stacked, in the order in which they were given."""
-    x, y = x_like.tree, y_like.tree
+def row_shapes_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> tuple[PyTree, ...]:
+    """Return the shapes of the rows' values, one entry a coupling."""
     with float64():
         coupling, data = place((problem.coupling, problem.data), np.float64)
-        shapes = tuple(part.shapes(x, y, data) for part in coupling)
+        return tuple(part.shapes(x_like.tree, y_like.tree, data) for part in coupling)
+
+
+@remembered
+def sets_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> tuple[SetRows, SetRows]:
+    """Return the sets X and Y as rows."""
+    return problem.x_set.rows(x_like.tree), problem.y_set.rows(y_like.tree)
+
+
+@remembered
+def rows_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> Rows:
+    """Return all couplings of a problem stacked, in the order in which they were given."""
+    x, y, shapes = x_like.tree, y_like.tree, row_shapes_of(problem, x_like, y_like)
+    with float64():
+        coupling, data = place((problem.coupling, problem.data), np.float64)
         parts = _matrices(coupling, shapes, x, y, data)
         lower, upper = (trees.flatten_host(side) for side in problem.row_bounds(shapes))
     if not parts:

@@ -18,7 +18,8 @@ scale.
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -39,6 +40,7 @@ _ROUNDS = 4  # of fitting with outliers counting less
 _REFINEMENTS = 3
 _MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense algebra
 _MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
+_FEW = 0.1  # share of entries up to which its normal equations are solved by sparse algebra
 _MOST_ENTRIES = 200_000  # of one matrix; more are sampled,
 _MOST_IN_A_ROW = 8  # and so are those of a row where more than these unknowns make the fit iterative
 _ACCURACY = 1e-8  # of an iterative fit: its answer, rounded to powers of two, must not depend on it
@@ -59,6 +61,11 @@ class Scales:
     def ones(cls, n_x: int, n_y: int, rows: int) -> "Scales":
         """Return the user's own units."""
         return cls(np.ones(n_x), np.ones(n_y), np.ones(rows))
+
+    @property
+    def key(self) -> tuple[bytes, bytes, bytes, float, float]:
+        """All of it as something to look up by."""
+        return self.x.tobytes(), self.y.tobytes(), self.rows.tobytes(), self.upper, self.lower
 
 
 def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
@@ -92,7 +99,21 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
 
 def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknowns", units: tuple[list, list]) -> "_Fit":
     """Return the least squares; ``units`` are the factors of the derivatives of f in (x, y), and of g in y."""
-    fit, rows = _Fit(unknown.count), terms.rows
+    fit = _Fit(unknown.count)
+    few = unknown.count <= _MOST_UNKNOWNS  # those of many rows are made anew rather than held
+    fit.parts += flat.asked_by_rows if few else asked_by_rows(flat)
+    fit.add(1 / x[x != 0], [unknown.x[x != 0]], _SIZE_WEIGHT)
+    for hessian, linear, factors in ((*terms.upper, units[0]), (*terms.lower, units[1])):
+        fit.add_matrix(hessian, factors, unknown.both)
+        fit.add(linear, factors)
+    return fit
+
+
+def asked_by_rows(flat: "FlatProblem") -> "list[_Asked]":
+    """Return what the rows and sets of a problem ask of its scales."""
+    rows = flat.row_groups
+    unknown = _Unknowns(flat, rows.matrix.shape[0])
+    fit = _Fit(unknown.count)
     fit.add_matrix(rows.matrix, [unknown.groups], unknown.both)
     fit.add(rows.width, [unknown.groups])
     for bound in rows.bounds:
@@ -100,11 +121,7 @@ def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknown
     for simple, columns in ((flat.x_rows, unknown.x), (flat.y_rows, unknown.y)):
         for ball in simple.balls:
             fit.add(np.array([1 / ball.radius]), [columns[ball.index[:1]]])
-    fit.add(1 / x[x != 0], [unknown.x[x != 0]], _SIZE_WEIGHT)
-    for hessian, linear, factors in ((*terms.upper, units[0]), (*terms.lower, units[1])):
-        fit.add_matrix(hessian, factors, unknown.both)
-        fit.add(linear, factors)
-    return fit
+    return fit.parts
 
 
 class RowGroups:
@@ -129,8 +146,9 @@ class RowGroups:
         sign, starts = np.ones(len(low)), matrix.indptr[:-1][entries > 0]
         self.length = np.where(entries > 0, row_largest(matrix), 1.0)
         sign[entries > 0] = np.sign(matrix.data[starts])
-        unit = matrix
-        unit.data *= np.repeat(sign / self.length, entries)
+        numbers = np.repeat(sign / self.length, entries)
+        numbers *= matrix.data
+        unit, matrix.data = matrix, numbers  # the entries of a single part are that part's own
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
         first, self.member = _grouped(unit)
         self.matrix = unit[first]
@@ -208,14 +226,23 @@ def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarra
     return np.abs(flat.products(level, of, of, x, y)(signs)[0])
 
 
+class _Asked(NamedTuple):
+    """Numbers that are to be 1 with their scales: up to three unknowns each, -1 for none; what those are to add up to.
+
+    All logarithms; ``weight`` is how much each counts.
+    """
+
+    columns: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+
+
 class _Fit:
     """Least squares for the logarithms of the scales, numbers that fit nowhere counting less."""
 
     def __init__(self, count: int):
         self.count = count
-        self.targets: list[np.ndarray] = []
-        self.weights: list[np.ndarray] = []
-        self.columns: list[np.ndarray] = []
+        self.parts: list[_Asked] = []
 
     def add(self, numbers: np.ndarray, unknowns: list, weight: float = 1.0) -> None:
         """Ask that each number times its scales (one array of unknowns a factor) be 1; zeros ask nothing."""
@@ -223,12 +250,11 @@ class _Fit:
         useful = np.isfinite(size) & (size > 0)
         if not useful.any():
             return
-        columns = np.stack([np.broadcast_to(part, size.shape)[useful] for part in unknowns], axis=1).astype(np.int32)
-        # Unknown -1: a factor that is not there.
-        padding = np.full((len(columns), 3 - columns.shape[1]), -1, np.int32)
-        self.columns.append(np.hstack([columns, padding]))
-        self.targets.append(-np.log2(size[useful]))
-        self.weights.append(np.full(int(useful.sum()), weight))
+        target = -np.log2(size[useful])
+        columns = np.full((len(target), 3), -1, np.int32)
+        for place, part in enumerate(unknowns):
+            columns[:, place] = part[useful] if np.ndim(part) else part
+        self.parts.append(_Asked(columns, target, np.full(len(target), weight)))
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
@@ -245,14 +271,11 @@ class _Fit:
 
     def solve(self, known: np.ndarray | None = None) -> np.ndarray:
         """Return the logarithms (base 2), 0 where nothing tells them; those that are ``known`` are not NaN there."""
-        if not self.targets:
+        if not self.parts:
             return np.zeros(self.count)
-        columns, target, weight = np.vstack(self.columns), np.concatenate(self.targets), np.concatenate(self.weights)
-        self.columns, self.targets, self.weights = [], [], []  # of large problems these are most of what is held
-        there, shape = columns >= 0, (len(target), self.count)
-        factors = np.add.reduce(there, axis=1)
-        matrix: Any = sp.csr_matrix((np.ones(factors.sum()), columns[there], np.append(0, np.cumsum(factors))), shape)
-        matrix = matrix.toarray() if shape[0] * shape[1] <= _MOST_ENTRIES_OF_A_FIT else matrix
+        columns, target, weight = (np.concatenate(part) for part in zip(*self.parts, strict=True))
+        self.parts = []  # of large problems these are most of what is held
+        matrix = _factors(columns, self.count)
         answer, free, strength = np.zeros(self.count), slice(None), weight
         if known is not None:
             answer, free = np.nan_to_num(known), np.flatnonzero(np.isnan(known))
@@ -262,6 +285,18 @@ class _Fit:
             off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
+
+
+def _factors(columns: np.ndarray, count: int) -> Any:
+    """Return how often each unknown is a factor of each number: an array, if it is small, or a sparse matrix."""
+    there = columns >= 0
+    if len(columns) * count <= _MOST_ENTRIES_OF_A_FIT:
+        matrix = np.zeros((len(columns), count))
+        for used, column in zip(there.T, columns.T, strict=True):
+            matrix[used, column[used]] += 1.0
+        return matrix
+    ends = np.append(0, np.cumsum(np.add.reduce(there, axis=1)))
+    return sp.csr_matrix((np.ones(ends[-1]), columns[there], ends), (len(columns), count))
 
 
 def _weighted(matrix: Any, strength: np.ndarray) -> Any:
@@ -300,16 +335,26 @@ def _least_squares(matrix: Any, target: np.ndarray, start: np.ndarray) -> np.nda
         )
         return spl.lsmr(watched, target, atol=_ACCURACY, btol=_ACCURACY, maxiter=200, x0=start)[0]
     normal, right = matrix.T @ matrix, matrix.T @ target
-    normal = normal if isinstance(normal, np.ndarray) else normal.toarray()
     # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
-    weight = 1e-9 * max(1.0, normal.diagonal().max())
-    factor, failed = lapack.dpotrf(normal + weight * np.eye(len(normal)), lower=True, clean=False)
+    solve = _factorised(normal, 1e-9 * max(1.0, normal.diagonal().max()))
+    answer = np.zeros(len(right))
+    for _ in range(_REFINEMENTS):
+        answer += solve(right - normal @ answer)
+    return answer
+
+
+def _factorised(normal: Any, weight: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Return how to solve with a positive semidefinite matrix, an array or sparse, and a weight on its diagonal."""
+    size = normal.shape[0]
+    if not isinstance(normal, np.ndarray) and normal.nnz <= _FEW * size**2:
+        shifted = sp.csc_matrix(normal + weight * sp.eye(size, format="csr"))
+        options = {"SymmetricMode": True}
+        return spl.splu(shifted, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options).solve
+    full = normal if isinstance(normal, np.ndarray) else normal.toarray()
+    factor, failed = lapack.dpotrf(full + weight * np.eye(size), lower=True, clean=False)
     if failed:
         raise np.linalg.LinAlgError("the fit of scales is not positive definite")
-    answer = np.zeros(len(normal))
-    for _ in range(_REFINEMENTS):
-        answer += lapack.dpotrs(factor, right - normal @ answer, lower=True)[0]
-    return answer
+    return lambda side: lapack.dpotrs(factor, side, lower=True)[0]
 
 
 def _without_rounding(hessian: sp.spmatrix | np.ndarray, first: int) -> sp.spmatrix | np.ndarray:

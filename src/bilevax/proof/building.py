@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from bilevax._support.memory import Frozen
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
 from bilevax.model.row_functions import upper_rows_of
@@ -59,7 +58,7 @@ def leader_rows(flat: FlatProblem) -> AffineRows:
     """Return the rows of X, and those that only the leader has to satisfy."""
     if flat.x_rows.balls:
         raise Unsupported("the set X is a ball")
-    upper = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+    upper = upper_rows_of(flat.problem, *flat.shapes)
     if not upper.affine:
         raise Unsupported("an upper row is not affine")
     of_x, zero = flat.x_rows.matrix.toarray(), (np.zeros(flat.n_x), np.zeros(flat.n_y))

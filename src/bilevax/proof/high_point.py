@@ -67,7 +67,7 @@ def _proven(flat: FlatProblem, f: Objective, rows: Constraints, z: np.ndarray, m
 
 def _curvature(flat: FlatProblem) -> np.ndarray:
     """Return a diagonal that f minus half its square form is convex with, in the units of ``flat``."""
-    of_x = separate_curvature(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+    of_x = separate_curvature(flat.problem, *flat.shapes)
     return np.concatenate([flat.scales.upper * flat.scales.x**2 * of_x, np.zeros(flat.n_y)])
 
 

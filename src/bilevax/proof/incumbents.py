@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from bilevax.exact.lower import constraints_at, objective_at
-from bilevax.exact.phi import evaluate
+from bilevax.exact.phi import Phi, evaluate
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
 from bilevax.proof.settings import PROOF
@@ -13,12 +13,16 @@ from bilevax.proof.settings import PROOF
 
 @dataclasses.dataclass(frozen=True)
 class Incumbent:
-    """A point with its value, in natural units, and the multipliers of the lower level's rows and those of Y."""
+    """A point with its value, in natural units, and the multipliers of the lower level's rows and those of Y.
+
+    ``phi`` is the evaluation of Phi from which they are; None where they were checked, and not found by it.
+    """
 
     value: float
     x: np.ndarray
     y: np.ndarray
     multipliers: np.ndarray
+    phi: Phi | None = None
 
 
 def incumbent_at(flat: FlatProblem, x: np.ndarray) -> Incumbent | None:
@@ -30,7 +34,7 @@ def incumbent_at(flat: FlatProblem, x: np.ndarray) -> Incumbent | None:
     phi = evaluate(flat, x)
     if not (phi.solved and np.isfinite(phi.value)) or upper_rows_at(flat, x, phi.lower.y).violation > PROOF.on_x_set:
         return None
-    return Incumbent(phi.value, x, phi.lower.y, phi.lower.multipliers)
+    return Incumbent(phi.value, x, phi.lower.y, phi.lower.multipliers, phi)
 
 
 def best_incumbent(flat: FlatProblem, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray) -> Incumbent | None:

@@ -14,12 +14,12 @@ from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.phases import AnyPieces, descend, land, snapshot
 from bilevax.solvers.default.pieces.dense import dense_pieces
-from bilevax.solvers.default.pieces.point import ExactPoint
+from bilevax.solvers.default.pieces.point import BIACTIVE, ExactPoint, classify
 from bilevax.solvers.default.pieces.sparse import SparsePieces
 from bilevax.solvers.default.programs.feasible import nearest_feasible
 from bilevax.solvers.default.programs.high_point import HighPoint, high_point_relaxation
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.settings import SIZES, SMOOTHING
+from bilevax.solvers.default.settings import EXACT, SIZES, SMOOTHING
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
 from bilevax.solvers.default.smoothing.newton import newton_descent
 from bilevax.solvers.default.smoothing.stages import Followed, follow, smooth_descent
@@ -38,9 +38,19 @@ class Direct:
     follow: Callable[[CentralPath], Iterator[Followed]]
 
     def search(
-        self, x: np.ndarray, y: np.ndarray, rtol: float, multipliers: np.ndarray | None, diary: Diary
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        rtol: float,
+        multipliers: np.ndarray | None,
+        diary: Diary,
+        unhindered: bool = False,
     ) -> Iterator[Snapshot]:
-        """Yield a snapshot after each step; the last one is the answer."""
+        """Yield a snapshot after each step; the last one is the answer.
+
+        A descent that no kink has hindered so far goes on with second derivatives, and is left for the other phases
+        only if it meets one.
+        """
         pieces, start = self.pieces, None
         if pieces.lands_anywhere or multipliers is not None:
             start = yield from diary.phase("start", _arrive(pieces, x, y, multipliers))
@@ -49,6 +59,13 @@ class Direct:
                 return
         elif diary.empty:  # large: one basin, and its smoothing needs no exact start
             yield Snapshot(x, y, "start", np.inf, exact=False)
+        if start is not None and unhindered and pieces.descends:
+            name = "exact descent from start"
+            point, finished = yield from diary.phase(name, descend(pieces, start, rtol))
+            sides = classify(point, pieces.units(point), pieces.rows.inequality, EXACT.biactive)
+            if finished and not np.any(sides == BIACTIVE):
+                yield snapshot(point, "answer")._replace(final=True, converged=True)
+                return
         basins = {"start": start}
         if multipliers is None:
             landed = None

@@ -114,7 +114,7 @@ class Default(HostSolver):
         x, y = upper.project(x0), flat.y_rows.well_inside(np.zeros(flat.n_y)) if y0 is None else y0
         direct = self.variant != "first-order" or multipliers is not None
         with blas_threads(flat.n_y if few else size):
-            phi = phi_of(flat, x, y) if direct else None
+            phi, unhindered = phi_of(flat, x, y) if direct else None, False
             if phi is not None:
                 descent = hypergradient_descent(phi, upper, x, y, rtol)
                 reached = yield from diary.phase("hypergradient descent", descent)
@@ -123,11 +123,12 @@ class Default(HostSolver):
                     yield answer._replace(converged=reached.converged)
                     return
                 if reached is not None and flat.n_x >= HYPERGRADIENT.fewest:
-                    x, y = reached.x, reached.y  # with few x the others do better from the start: they see farther
+                    # With few x the others do better from the start: they see farther.
+                    x, y, unhindered = reached.x, reached.y, reached.unhindered
             if direct and not flat.y_rows.balls and suits_sparse(flat, x, y, size):
                 yield from sparsely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary)
             elif direct and dense:
-                yield from densely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary)
+                yield from densely(flat, upper, x, y, diary).search(x, y, rtol, multipliers, diary, unhindered)
             elif self.variant == "direct":
                 raise ProblemRefused(
                     f"variant: direct expects at most {SIZES.largest_dense} variables and rows, or more of sparse ones "

@@ -19,7 +19,6 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.division import positive
-from bilevax._support.memory import Frozen
 from bilevax.model.compressed_rows import row_squares, scaled
 from bilevax.model.coupling import Coupling
 from bilevax.model.derived import Family, derived, representative
@@ -69,7 +68,7 @@ class UpperRowsSearch:
 
     def __init__(self, flat: FlatProblem, search: Search, x: np.ndarray, y: np.ndarray | None, rtol: float):
         self._flat, self._search, self._rtol = flat, search, rtol
-        self._rows: RowFunctions = upper_rows_of(flat.problem, Frozen(flat.x_like), Frozen(flat.y_like))
+        self._rows: RowFunctions = upper_rows_of(flat.problem, *flat.shapes)
         natural = equilibrated(flat, flat.x_tree(x), None if y is None else flat.y_tree(y)).scales
         self._unit = 1 / natural.upper
         inside = flat.y_rows.well_inside(np.zeros(flat.n_y)) if y is None else y

@@ -14,13 +14,17 @@ from bilevax.solvers.default.settings import EXACT, HYPERGRADIENT
 
 
 class Reached(NamedTuple):
-    """Where a descent has come to, and whether that is a stationary point with a gradient, or farther than any is."""
+    """Where a descent has come to, and whether that is a stationary point with a gradient, or farther than any is.
+
+    It is ``unhindered`` if it was still gaining when its steps were spent: no kink was in the way.
+    """
 
     x: np.ndarray
     y: np.ndarray
     value: float
     converged: bool
     lost: bool
+    unhindered: bool
 
     @property
     def final(self) -> bool:
@@ -49,7 +53,8 @@ def hypergradient_descent(
         if lost(point) or not _falls(values, smooth):
             break
     converged = left(point) <= HYPERGRADIENT.near * rtol and _decided(phi.rows, point)
-    return Reached(point.x, point.y, point.value, converged, lost(point))
+    unhindered = len(values) > steps and _falls(values, smooth)
+    return Reached(point.x, point.y, point.value, converged, lost(point), unhindered)
 
 
 def _falls(values: list[float], smooth: bool) -> bool:
