@@ -1,12 +1,16 @@
 """Arithmetic on pytrees of arrays, and their conversion to vectors and text."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, PyTree
+
+_SHORT = 2**12  # entries of an array that is copied sooner than looked at by itself
 
 
 def add_scaled(a: PyTree, scale: Any, b: PyTree) -> PyTree:
@@ -27,9 +31,12 @@ def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
 
 def max_abs(a: PyTree) -> Float[Array, ""]:
     """Return the largest absolute entry over all leaves (0 for an empty tree)."""
-    # Side by side, since every reduction costs microseconds on CPU, however short it is.
-    entries = flatten(a)
-    return jnp.max(jnp.abs(entries), initial=0.0) if entries.size else jnp.zeros(())
+    # Short ones side by side, since every reduction costs microseconds on CPU, however short it is. Long ones where they
+    # are: they may be spread over devices.
+    leaves = jax.tree.leaves(a)
+    parts = [flatten([leaf for leaf in leaves if leaf.size <= _SHORT]), *(leaf for leaf in leaves if leaf.size > _SHORT)]
+    largest = [jnp.max(jnp.abs(part), initial=0.0) for part in parts if part.size]
+    return functools.reduce(jnp.maximum, largest) if largest else jnp.zeros(())
 
 
 def all_finite(a: PyTree) -> Any:
@@ -90,13 +97,16 @@ def describe(a: PyTree) -> str:
 def host_floats(value: Any) -> Any:
     """Return an array in float64 on the host, so that no digit is lost where JAX runs in float32.
 
-    Tracers pass through: a problem may be built inside ``jit`` or ``vmap``.
+    Tracers pass through, since a problem may be built inside ``jit`` or ``vmap``, and so do arrays that are spread
+    over several devices: who spread them has his reasons.
 
     Raises
     ------
     TypeError, ValueError
         For what is not made of real numbers; NumPy would read None as NaN, and drop an imaginary part.
     """
+    if is_spread(value):
+        return spread(value)
     if isinstance(value, Tracer):
         return value
     if value is None or np.iscomplexobj(value):
@@ -117,8 +127,24 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def is_concrete(value: Any) -> bool:
-    """Return whether a value has numbers, unlike a tracer of JAX."""
-    return not isinstance(value, Tracer)
+    """Return whether a value's numbers are known here, unlike those of a tracer or of an array of several processes."""
+    return not isinstance(value, Tracer) and getattr(value, "is_fully_addressable", True)
+
+
+def is_spread(value: Any) -> bool:
+    """Return whether a value is an array of JAX's on several devices."""
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and len(value.sharding.device_set) > 1
+
+
+def spread(value: jax.Array) -> jax.Array:
+    """Return an array that is spread over devices as one whose products the compiler spreads, not the user.
+
+    On a mesh of ``jax.make_mesh`` JAX would ask whoever writes a product how it is to be spread. No number moves.
+    """
+    sharding = value.sharding
+    if not isinstance(sharding, NamedSharding):
+        return value
+    return jax.device_put(value, NamedSharding(Mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec))
 
 
 _FEW = 20  # numbers that are shown one by one

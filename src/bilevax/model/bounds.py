@@ -28,7 +28,7 @@ def row_bound(bound: Any, count: int, name: str) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: expected a number or {count} numbers, got {type(bound).__name__}.") from error
     try:
-        array = np.broadcast_to(array, (count,)) if trees.is_concrete(array) else jnp.broadcast_to(array, (count,))
+        array = (np if isinstance(array, np.ndarray) else jnp).broadcast_to(array, (count,))
     except ValueError:
         raise ValueError(f"{name}: expected a number or {count} numbers, got shape {array.shape}.") from None
     if trees.is_concrete(array) and np.isnan(array).any():

@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PyTree
 
-from bilevax._support.trees import host_floats, is_concrete, zeros
+from bilevax._support.trees import host_floats, is_concrete, is_spread, zeros
 
 if TYPE_CHECKING:
     import lineax as lx
@@ -134,6 +136,36 @@ class Dense(LinearMap):
 
 def _is_large(matrix: Any) -> bool:
     return matrix.size * matrix.dtype.itemsize > _LARGE
+
+
+class SpreadRows(LinearMap):
+    """A dense matrix whose rows are spread over the devices along an axis of a mesh."""
+
+    whole: Dense
+    mesh: Mesh = eqx.field(static=True)
+    axis: Any = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.whole.shape
+
+    def mv(self, vector):
+        return self.whole.mv(vector)
+
+    def rmv(self, vector):
+        return self.whole.rmv(vector)
+
+    def there_and_back(self, vectors, respond, rows):
+        def on_each(part: Dense, vectors: tuple[Array, ...], rows: PyTree) -> tuple[tuple[Array, ...], PyTree]:
+            pulls, new = part.there_and_back(vectors, respond, rows)
+            return tuple(jax.lax.psum(jnp.stack(pulls), self.axis)), new  # all that has to travel, at once
+
+        by_row, stored = Spec(self.axis), Spec(None, self.axis) if self.whole.is_transposed else Spec(self.axis)
+        specs = {"in_specs": (stored, Spec(), by_row), "out_specs": (Spec(), by_row)}
+        return jax.shard_map(on_each, mesh=self.mesh, **specs)(self.whole, vectors, rows)
+
+    def to_scipy(self):
+        return self.whole.to_scipy()
 
 
 class Diagonal(LinearMap):
@@ -356,7 +388,19 @@ def _from_array(matrix: Any, name: str) -> LinearMap:
         )
     _check_finite(array, name)
     # One row and one variable: a product of vectors, which batches far better than a 1 x 1 matrix.
-    return Diagonal(array[0]) if array.shape == (1, 1) else Dense(array)
+    if array.shape == (1, 1):
+        return Diagonal(array[0])
+    return _spread_rows(array) if is_spread(array) else Dense(array)
+
+
+def _spread_rows(array: Array) -> LinearMap:
+    """Return a matrix that is spread over devices: by its rows, or in another way of which XLA has to make the best."""
+    sharding = array.sharding
+    axes = (*sharding.spec, None, None)[:2] if isinstance(sharding, NamedSharding) else (None, None)
+    whole = Dense(array)
+    if axes[0] is None or axes[1] is not None:
+        return whole
+    return SpreadRows(whole, sharding.mesh, axes[0])
 
 
 def _check_finite(numbers: Any, name: str) -> None:

@@ -320,6 +320,7 @@ def _check_objective(name: str, objective: Callable, arguments: dict[str, PyTree
 
 def _start(value: PyTree, name: str, dtype: Any) -> PyTree:
     def convert(leaf: Any) -> Array:
+        leaf = trees.spread(leaf) if trees.is_spread(leaf) else leaf
         if not trees.is_concrete(leaf):
             return leaf.astype(dtype)
         try:
@@ -330,7 +331,7 @@ def _start(value: PyTree, name: str, dtype: Any) -> PyTree:
             raise ValueError(
                 f"{name}: expected finite numbers, got NaN or infinity in an array of shape {array.shape}."
             )
-        return jnp.asarray(array, dtype)
+        return leaf.astype(dtype) if trees.is_spread(leaf) else jnp.asarray(array, dtype)
 
     return trees.map_arrays(convert, value)
 
@@ -344,6 +345,8 @@ def _as_shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _host_data(leaf: Any) -> Any:
+    if trees.is_spread(leaf):
+        return trees.spread(leaf)
     if not trees.is_concrete(leaf) or not isinstance(leaf, jax.Array | np.ndarray | float | int | np.generic):
         return leaf
     array = np.asarray(leaf)
