@@ -13,7 +13,6 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.convex.minimise import minimise
 from bilevax.convex.problem import Constraints, Objective, Outcome
-from bilevax.driver.compiled import place_solver
 from bilevax.model.problem import place
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.projection import RowSet, project_onto, squared_norm
@@ -181,7 +180,7 @@ def test_six_steps_agree_with_the_mathematics(method):
     case = transcribed_case(method)
     expected = transcription(Mathematics(case), 6, **parameters)
     with jax.enable_x64(True):
-        solver = place_solver(getattr(bx, method)(**parameters), np.float64)
+        solver = place(getattr(bx, method)(**parameters), np.float64)
         problem = place(case.problem, np.float64)
         step = jax.jit(lambda state: solver.step(problem, state))
         x, y = jnp.asarray(case.x0), jnp.asarray(case.y0)

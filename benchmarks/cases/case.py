@@ -42,7 +42,7 @@ class Case:
         """
         member = jax.tree.map(lambda leaf: leaf[0], (self.x0, self.y0)) if self.batched else (self.x0, self.y0)
         validate(self.problem, *member)
-        problem, solver = place(self.problem, np.float64), compiled.place_solver(self.solver, np.float64)
+        problem, solver = place(self.problem, np.float64), place(self.solver, np.float64)
         first = lambda x, y: compiled.loop_from_point(problem, solver, x, y, rtol=0.0, atol=-1.0)
         advance = compiled.advance
         if self.batched:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 _SHORT = 2**12  # entries of an array that is copied sooner than looked at by itself
@@ -30,12 +30,15 @@ def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
 
 
 def max_abs(a: PyTree) -> Float[Array, ""]:
-    """Return the largest absolute entry over all leaves (0 for an empty tree)."""
-    # Short ones side by side, since every reduction costs microseconds on CPU, however short it is. Long ones where they
-    # are: they may be spread over devices.
+    """Return the largest absolute entry over all leaves: 0 for an empty tree, infinity where one is NaN."""
+    # Short ones side by side, since every reduction costs microseconds on CPU, however short it is. Long ones where
+    # they are: they may be spread over devices.
     leaves = jax.tree.leaves(a)
-    parts = [flatten([leaf for leaf in leaves if leaf.size <= _SHORT]), *(leaf for leaf in leaves if leaf.size > _SHORT)]
-    largest = [jnp.max(jnp.abs(part), initial=0.0) for part in parts if part.size]
+    parts = [flatten([leaf for leaf in leaves if leaf.size <= _SHORT])]
+    parts += [leaf for leaf in leaves if leaf.size > _SHORT]
+    # XLA's largest entry of an array on several processors passes over NaN (jaxlib 0.10).
+    sizes = [jnp.where(jnp.isnan(part), jnp.inf, jnp.abs(part)) for part in parts]
+    largest = [jnp.max(each, initial=0.0) for each in sizes if each.size]
     return functools.reduce(jnp.maximum, largest) if largest else jnp.zeros(())
 
 
@@ -132,8 +135,8 @@ def is_concrete(value: Any) -> bool:
 
 
 def is_spread(value: Any) -> bool:
-    """Return whether a value is an array of JAX's on several devices."""
-    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and len(value.sharding.device_set) > 1
+    """Return whether a value is an array that was put on a mesh of devices."""
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and isinstance(value.sharding, NamedSharding)
 
 
 def spread(value: jax.Array) -> jax.Array:
@@ -141,10 +144,21 @@ def spread(value: jax.Array) -> jax.Array:
 
     On a mesh of ``jax.make_mesh`` JAX would ask whoever writes a product how it is to be spread. No number moves.
     """
+    mesh, spec = placement(value)
+    return jax.device_put(value, NamedSharding(Mesh(mesh.devices, mesh.axis_names), spec))
+
+
+def placement(value: jax.Array) -> tuple[Mesh, PartitionSpec]:
+    """Return on which mesh an array is spread, and how."""
     sharding = value.sharding
-    if not isinstance(sharding, NamedSharding):
-        return value
-    return jax.device_put(value, NamedSharding(Mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec))
+    assert isinstance(sharding, NamedSharding)
+    return sharding.mesh, sharding.spec  # type: ignore[return-value]
+
+
+def everywhere(tree: PyTree, like: PyTree) -> PyTree:
+    """Return a tree that is whole on each of the devices over which arrays of ``like`` are spread, if any are."""
+    meshes = [placement(leaf)[0] for leaf in jax.tree.leaves(like) if is_spread(leaf)]
+    return jax.device_put(tree, NamedSharding(meshes[0], PartitionSpec())) if meshes else tree
 
 
 _FEW = 20  # numbers that are shown one by one

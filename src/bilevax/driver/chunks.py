@@ -17,7 +17,7 @@ from bilevax._support.clock import deadline, in_time
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Start
 from bilevax.driver.checkpoints import Files
-from bilevax.driver.compiled import Loop, advance, loop_from_point, loop_from_state, place_solver
+from bilevax.driver.compiled import Loop, advance, loop_from_point, loop_from_state
 from bilevax.driver.ending import Ending
 from bilevax.driver.solution import Solution
 from bilevax.driver.watch import Watch
@@ -30,7 +30,7 @@ def run_in_chunks(
     problem: BilevelProblem, solver: CompiledSolver, start: Start, dtype: Any, watch: Watch, files: Files
 ) -> Ending:
     """Run a compiled solver in chunks of about a quarter of a second until something ends the run."""
-    placed, method = place(problem, dtype), place_solver(solver, dtype)
+    placed, method = place(problem, dtype), place(solver, dtype)
     # As arrays they are traced: another tolerance or limit compiles nothing.
     tolerances = jnp.asarray(watch.limits.rtol, dtype), jnp.asarray(watch.limits.atol, dtype)
     loop = _begin(problem, placed, method, start, dtype, watch, tolerances)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax._support import trees
+from bilevax._support.memory import Frozen
 from bilevax.driver.arguments import chosen
 from bilevax.model.problem import BilevelProblem, place, validate
 from bilevax.solvers.base import CompiledSolver, HostSolver
@@ -64,7 +65,7 @@ def run(
     solver = chosen(solver).dispatch(compiled=lambda method: method, host=_refuse)
     limit = solver.default_max_steps if max_steps is None else max_steps
     begin, go_on = parts_of_run(problem, y0, solver, rtol, atol)
-    return shown(problem, solver, go_on(begin(x0), jnp.asarray(limit)))
+    return shown(problem, solver, go_on(begin(x0), jax.device_put(limit)))
 
 
 def _refuse(solver: HostSolver) -> NoReturn:
@@ -79,16 +80,13 @@ def parts_of_run(
 ) -> tuple[Callable[[PyTree], Loop], Callable[[Loop, Any], Loop]]:
     """Return the two pure functions that `run` is made of: from x0 to where a run begins, and on to so many steps."""
     dtype = jnp.result_type(float)
-    placed, method = place(problem, dtype), place_solver(solver, dtype)
-    tolerances = jnp.asarray(rtol, dtype), jnp.asarray(atol, dtype)
+    placed, method = place(problem, dtype), place(solver, dtype)
+    tolerances = place((np.asarray(rtol), np.asarray(atol)), dtype)
 
     def begin(x0: PyTree) -> Loop:
         x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
         solver.check(problem, x, y_like)
-        x = placed.x_set.project(x)
-        if y is None:
-            y = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), y_like)
-        return loop_from_point(placed, method, x, placed.y_set.project(y), *tolerances)
+        return _loop_from_start(placed, method, x, y, Frozen(y_like), *tolerances)
 
     return begin, lambda loop, limit: advance(placed, method, loop, limit, *tolerances)
 
@@ -98,7 +96,7 @@ def shown(problem: BilevelProblem, solver: CompiledSolver, loop: Loop) -> RunRes
     point = solver.iterate(loop.state)
     return RunResult(
         x=point.x,
-        y=point.y,
+        y=trees.everywhere(point.y, problem),  # what one process has of it is all of it
         multipliers=problem.unwrap_rows(point.multipliers),
         steps=loop.steps,
         converged=loop.converged,
@@ -108,9 +106,13 @@ def shown(problem: BilevelProblem, solver: CompiledSolver, loop: Loop) -> RunRes
     )
 
 
-def place_solver(solver: CompiledSolver, dtype: Any) -> CompiledSolver:
-    """Return the solver with its parameters on the device in ``dtype``."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if isinstance(leaf, np.ndarray) else leaf, solver)
+@eqx.filter_jit
+def _loop_from_start(
+    problem: BilevelProblem, solver: CompiledSolver, x: PyTree, y: PyTree | None, y_like: Frozen, rtol: Any, atol: Any
+) -> Loop:
+    """Return the loop before its first step, at the projections of a start onto X and Y."""
+    y = trees.zeros(y_like.tree) if y is None else y
+    return loop_from_point(problem, solver, problem.x_set.project(x), problem.y_set.project(y), rtol, atol)
 
 
 @eqx.filter_jit

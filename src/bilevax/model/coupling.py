@@ -283,16 +283,19 @@ class AffineCoupling(FunctionCoupling):
         offset, linear = jax.linearize(apply, zero)
         random = np.random.default_rng(0)
         for scale in (1.0, 30.0, 1e4):
-            draw = lambda leaf, scale=scale: jnp.asarray(scale * random.standard_normal(leaf.shape), leaf.dtype)
+            draw = lambda leaf, scale=scale: jax.device_put(
+                (scale * random.standard_normal(leaf.shape)).astype(leaf.dtype)
+            )
             point = jax.tree.map(draw, zero)
             actual, tangent = apply(point), linear(point)
             if not all(map(trees.is_concrete, jax.tree.leaves((actual, tangent)))):
                 return  # traced data: the numbers come later
+            actual, tangent, constants = jax.device_get((actual, tangent, offset))
             paths = jax.tree_util.tree_flatten_with_path(actual)[0]
             for (path, value), part, constant in zip(
-                paths, jax.tree.leaves(tangent), jax.tree.leaves(offset), strict=True
+                paths, jax.tree.leaves(tangent), jax.tree.leaves(constants), strict=True
             ):
-                value, predicted = np.asarray(value), np.asarray(part) + np.asarray(constant)
+                predicted = part + constant
                 allowed = 1e-4 if value.dtype == np.float32 else 1e-9
                 wrong = ~(np.abs(value - predicted) <= allowed * (np.abs(value) + abs(scale) * 10 + np.abs(constant)))
                 if wrong.any():

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PyTree
 
-from bilevax._support.trees import host_floats, is_concrete, is_spread, zeros
+from bilevax._support.trees import host_floats, is_concrete, is_spread, placement, zeros
+from bilevax.model.compressed_rows import compressed
 
 if TYPE_CHECKING:
     import lineax as lx
@@ -304,15 +305,6 @@ def probe_columns(
     return (blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")).T
 
 
-def compressed(array: np.ndarray) -> sp.csr_matrix:
-    """Return an array as a sparse matrix; one without zeros a hundred times faster than SciPy would."""
-    rows, columns = array.shape
-    if array.size == 0 or np.count_nonzero(array) < array.size:
-        return sp.csr_matrix(array)
-    ends = np.arange(0, array.size + 1, columns, dtype=np.int32)
-    return sp.csr_matrix((array.flatten(), np.tile(np.arange(columns, dtype=np.int32), rows), ends), shape=array.shape)
-
-
 def as_linear_map(matrix: Any, name: str) -> LinearMap:
     """Return the cheapest `LinearMap` for anything a user may write for a matrix.
 
@@ -395,12 +387,10 @@ def _from_array(matrix: Any, name: str) -> LinearMap:
 
 def _spread_rows(array: Array) -> LinearMap:
     """Return a matrix that is spread over devices: by its rows, or in another way of which XLA has to make the best."""
-    sharding = array.sharding
-    axes = (*sharding.spec, None, None)[:2] if isinstance(sharding, NamedSharding) else (None, None)
+    mesh, spec = placement(array)
+    by_row, by_column = (*spec, None, None)[:2]
     whole = Dense(array)
-    if axes[0] is None or axes[1] is not None:
-        return whole
-    return SpreadRows(whole, sharding.mesh, axes[0])
+    return whole if by_row is None or by_column is not None else SpreadRows(whole, mesh, by_row)
 
 
 def _check_finite(numbers: Any, name: str) -> None:

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from bilevax._support import trees
@@ -194,7 +195,8 @@ def validate(
     dtype
         Of the start that is returned.
     traced
-        Whether numbers may be tracers, unknown as yet: of all there is, only `run` can do with them.
+        Whether numbers may be tracers, unknown as yet, or on devices and not looked at: of all there is, only `run`
+        can do with them.
 
     Returns
     -------
@@ -210,11 +212,11 @@ def validate(
         raise ValueError(f"problem: expected a BilevelProblem, got {type(problem).__name__}.")
     if not traced:
         refuse_tracers(problem=problem, x0=x0, y0=y0)
-    x0 = _start(x0, "x0", dtype)
+    x0 = _start(x0, "x0", dtype, traced)
     if trees.size(x0) == 0:
         raise ValueError("x0: expected at least one number, got none: a problem without x has nothing to choose.")
     if y0 is not None:
-        y0 = _start(y0, "y0", dtype)
+        y0 = _start(y0, "y0", dtype, traced)
     y_like = _y_shapes(problem, x0, y0, dtype)
     if trees.size(y_like) == 0:
         raise ValueError("y: expected at least one number, got none: the lower level is empty.")
@@ -250,10 +252,13 @@ _check_functions_once = remembered(_check_functions)
 def refuse_tracers(**points: PyTree) -> None:
     """Raise a `ValueError` that names the first of these that holds numbers which are not known yet."""
     for name, tree in points.items():
-        if not all(map(trees.is_concrete, jax.tree.leaves(tree))):
+        unknown = [leaf for leaf in jax.tree.leaves(tree) if not trees.is_concrete(leaf)]
+        if unknown:
+            kind = "a tracer" if isinstance(unknown[0], Tracer) else "an array that is spread over several processes"
             raise ValueError(
-                f"{name}: expected numbers, got a tracer. Exact solves and certificates run on the host, not inside "
-                "jit, vmap or grad; of bilevax's functions run(...), with a compiled solver, may be transformed."
+                f"{name}: expected numbers, got {kind}. Exact solves and certificates run on one host, not inside "
+                "jit, vmap or grad; of bilevax's functions run(...), with a compiled solver, may be transformed and "
+                "takes such arrays."
             )
 
 
@@ -318,11 +323,11 @@ def _check_objective(name: str, objective: Callable, arguments: dict[str, PyTree
         raise ValueError(f"{name}: expected a real objective, got dtype {out.dtype}.")
 
 
-def _start(value: PyTree, name: str, dtype: Any) -> PyTree:
+def _start(value: PyTree, name: str, dtype: Any, traced: bool) -> PyTree:
     def convert(leaf: Any) -> Array:
         leaf = trees.spread(leaf) if trees.is_spread(leaf) else leaf
-        if not trees.is_concrete(leaf):
-            return leaf.astype(dtype)
+        if isinstance(leaf, jax.Array) and (traced or not trees.is_concrete(leaf)):
+            return leaf.astype(dtype)  # the host need not know the numbers
         try:
             array = np.asarray(leaf, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -331,7 +336,7 @@ def _start(value: PyTree, name: str, dtype: Any) -> PyTree:
             raise ValueError(
                 f"{name}: expected finite numbers, got NaN or infinity in an array of shape {array.shape}."
             )
-        return leaf.astype(dtype) if trees.is_spread(leaf) else jnp.asarray(array, dtype)
+        return leaf.astype(dtype) if trees.is_spread(leaf) else jax.device_put(array.astype(dtype))
 
     return trees.map_arrays(convert, value)
 

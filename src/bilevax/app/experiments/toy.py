@@ -9,7 +9,6 @@ from bilevax._support.precision import float64
 from bilevax.app import plot
 from bilevax.app.experiments.report import Report, is_certified, parameters, say
 from bilevax.app.experiments.trajectory import first_state
-from bilevax.driver.compiled import place_solver
 from bilevax.driver.multistart import multistart
 from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.model.problem import place
@@ -66,7 +65,7 @@ def run(starts: int = 200, steps: int = 10_000) -> Report:
 def _sflcb(x: np.ndarray, y: np.ndarray, multipliers: np.ndarray, solver: SFLCB, steps: int) -> np.ndarray:
     """Return where SFLCB ends from each start, all of them in one compiled program."""
     with float64():
-        problem, method = place(toy(), np.float64), place_solver(solver, np.float64)
+        problem, method = place(toy(), np.float64), place(solver, np.float64)
 
         def end(x: Any, y: Any, multiplier: Any) -> Any:
             state = first_state(problem, method, x, y, (multiplier,))

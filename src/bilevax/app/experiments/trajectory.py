@@ -12,7 +12,6 @@ from jaxtyping import PyTree
 
 from bilevax._support.precision import float64
 from bilevax.driver.comparison import follow
-from bilevax.driver.compiled import place_solver
 from bilevax.driver.solution import Solution
 from bilevax.model.problem import BilevelProblem, place
 from bilevax.solvers.base import CompiledSolver, HostSolver
@@ -40,7 +39,7 @@ def first_state(
     """Return the state at (x, y), with z = y and u = v = ``multipliers``, 0 when absent."""
     with float64():
         arrays = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
-        state = place_solver(solver, np.float64).init(place(problem, np.float64), arrays(x), arrays(y))
+        state = place(solver, np.float64).init(place(problem, np.float64), arrays(x), arrays(y))
         return state if multipliers is None else state._replace(u=arrays(multipliers), v=arrays(multipliers))
 
 
@@ -50,7 +49,7 @@ def follow_steps(problem: BilevelProblem, solver: CompiledSolver, state: Any, at
     Compilation does not count in the time. Only SFLCB has two lower-level answers, y and z.
     """
     with float64():
-        placed, method = place(problem, np.float64), place_solver(solver, np.float64)
+        placed, method = place(problem, np.float64), place(solver, np.float64)
         jax.block_until_ready(_advance(placed, method, state, jnp.asarray(0)))
     done, seconds = 0, 0.0
     for step in at:

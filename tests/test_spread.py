@@ -1,0 +1,116 @@
+"""Arrays on several devices and in several processes, and the compiled path without the host."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+
+ROOT = Path(__file__).parents[1]
+TWO_DEVICES = "--xla_force_host_platform_device_count=2"
+
+
+def environment(**more):
+    """Return the surroundings of a process: those of the tests, without what would make it part of a cluster."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    return kept | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {more.pop('flags', '')}"} | more
+
+
+def finish(process):
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-3000:]
+    return out
+
+
+def begin(*command, folder=None, **more):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], cwd=folder, env=environment(**more), **pipes)
+
+
+@pytest.mark.slow
+def test_what_is_spread_over_two_devices_stays_there():
+    finish(begin(Path(__file__).with_name("spread_program.py"), flags=TWO_DEVICES))
+
+
+def script(name):
+    """Return a complete script of the documentation, a block that begins with its name."""
+    page = (ROOT / "docs" / "parallel.md").read_text()
+    bodies = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return next(body for body in bodies if body.startswith(f"# {name}:"))
+
+
+def free_job_number():
+    """Return the number of a SLURM job for which JAX will choose a port that is free."""
+    first = 65535 - 2**12 + 1
+    for number in range(2**12):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", first + number)):
+                return number
+    raise RuntimeError("no port is free")
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page_on_one_device_on_two_and_as_two_slurm_processes(tmp_path):
+    for name in ("rows.py", "spread.py"):
+        (tmp_path / name).write_text(script(name))
+    finish(begin("rows.py", folder=tmp_path))
+    answers, printed = [], []
+
+    def note(out):
+        answers.append(np.load(tmp_path / "y.npy"))
+        printed.append(out)
+
+    for flags in ("", TWO_DEVICES):
+        note(finish(begin("spread.py", folder=tmp_path, flags=flags)))
+    job = {"SLURM_JOB_ID": str(free_job_number()), "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2"}
+    both = [
+        begin("spread.py", folder=tmp_path, **job, SLURM_PROCID=str(number), SLURM_LOCALID="0") for number in range(2)
+    ]
+    outs = [finish(process) for process in both]
+    assert outs[1].count("\n") <= 1  # only the first one speaks, besides Gloo
+    note(outs[0].splitlines(keepends=True)[-1])
+    assert len(set(printed)) == 1
+    assert answers[0].dtype == np.float64
+    for answer in answers[1:]:
+        np.testing.assert_allclose(answer, answers[0], rtol=0, atol=1e-12)
+
+
+SOLVERS = {"SFLCB": bx.SFLCB, "BLOCC": bx.BLOCC, "LVHBA": bx.LVHBA, "BiCGAFFA": bx.BiCGAFFA}
+
+
+def guarded_problem():
+    return bx.BilevelProblem(
+        upper=lambda x, y, data: jnp.sum((y - data) ** 2) + 0.5 * x @ x,
+        lower=lambda x, y, data: 0.5 * jnp.sum((y - x) ** 2),
+        coupling=bx.LinearCoupling(A=np.eye(3), B=-0.5 * np.eye(3), upper=0.5),
+        x_set=bx.Box(-1.0, 1.0),
+        y_set=bx.Ball(5.0),
+        data=np.arange(3.0),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("double", [False, True])
+def test_nothing_moves_between_host_and_device_unasked(double):
+    with jax.enable_x64(double):
+        x0 = jax.device_put(np.zeros(3))
+        with jax.transfer_guard("disallow"):
+            found = bx.run(guarded_problem(), x0, solver=bx.SFLCB(), max_steps=100)
+        assert found.x.dtype == (np.float64 if double else np.float32)
+        assert np.isfinite(found.x).all()
+
+
+@pytest.mark.parametrize("method", SOLVERS)
+def test_no_compiled_solver_calls_the_host(method):
+    program = jax.make_jaxpr(lambda x0: bx.run(guarded_problem(), x0, solver=SOLVERS[method](), max_steps=100))
+    text = str(program(np.zeros(3)))
+    assert "while" in text
+    assert "callback" not in text
