@@ -15,7 +15,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from attack.families import FAMILIES
 from attack.report import complaints, passed, table
-from attack.runner import Result, Task, plan, run
+from attack.runner import Result, Task, plan, run, run_on
+from bilevax._support.elsewhere import dask_executor
 
 
 def main() -> int:
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--family", default="", help="names or beginnings of names, with commas; all when absent")
     parser.add_argument("--case", type=int, default=None, help="one case alone, by its number")
     parser.add_argument("--workers", type=int, default=2, help="processes; the results do not depend on them")
+    parser.add_argument("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers run in this folder")
     parser.add_argument("--list", action="store_true", help="list the families")
     arguments = parser.parse_args()
     if arguments.list:
@@ -40,7 +42,8 @@ def main() -> int:
         tasks = [Task(name, arguments.seed, (arguments.case,)) for name in names]
     results: list[Result] = []
     total = sum(len(task.indices) for task in tasks)
-    for result in run(tasks, arguments.workers):
+    executor = dask_executor(arguments.dask)
+    for result in run(tasks, arguments.workers) if executor is None else run_on(executor, tasks):
         results.append(result)
         for line in complaints([result], arguments.seed):
             print(line, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from attack.families import FAMILIES
 from attack.judge import judge
 from attack.judge.global_optimum import complaint
 from attack.model import Abstain, Claim, Expect
+from bilevax._support.elsewhere import as_they_come
 
 TIME_LIMIT = 20.0  # of a solve
 HARD_LIMIT = 90  # of a case, compilation, certificates and judge included
@@ -118,6 +119,18 @@ def run(tasks: list[Task], workers: int) -> Iterator[Result]:
                 yield result
 
 
+def run_on(executor: Any, tasks: list[Task]) -> Iterator[Result]:
+    """Yield the results as they come from an executor whose workers can import this package, a case at a time."""
+    cases = [(task.family, task.seed, index) for task in tasks for index in task.indices]
+    for case, found in as_they_come(executor, run_case, cases, lambda case: case):
+        yield found if isinstance(found, Result) else _lost(*case, f"lost with its worker: {found!r}")
+
+
+def _lost(family: str, seed: int, index: int, words: str) -> Result:
+    solvable = FAMILIES[family].draw(seed, index).expect is Expect.SOLUTION
+    return Result(family, index, "error", False, solvable, 0.0, words)
+
+
 def _isolated(task: Task) -> Iterator[Result]:
     """Run a task in a fresh process; a case at which the process dies is an error, and the rest go on in another."""
     context = multiprocessing.get_context("spawn")
@@ -134,9 +147,7 @@ def _isolated(task: Task) -> Iterator[Result]:
         except EOFError:
             process.join()
             index = rest.pop(0)
-            words = f"the process died, exit code {process.exitcode}"
-            solvable = FAMILIES[task.family].draw(task.seed, index).expect is Expect.SOLUTION
-            yield Result(task.family, index, "error", False, solvable, 0.0, words)
+            yield _lost(task.family, task.seed, index, f"the process died, exit code {process.exitcode}")
         process.join()
 
 

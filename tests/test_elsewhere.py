@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from attack.runner import Task, run_case, run_on
 from bilevax.solvers.default import Default
 
 STARTS = np.array([0.1, 0.7, 1.4, 2.2, 2.9])
@@ -97,3 +98,40 @@ def test_a_dask_cluster_with_a_worker_killed():
 def test_what_is_no_executor(options, message):
     with pytest.raises(ValueError, match=message):
         bx.multistart(toy(), STARTS, **options)
+
+
+class Deadly(Default):
+    """A method that takes its process along."""
+
+    def search(self, *arguments, **options):
+        os._exit(1)
+
+
+@pytest.mark.slow
+def test_methods_are_compared_by_processes_as_by_one():
+    solvers = {"default": Default(), "steps": bx.SFLCB(), "deadly": Deadly()}
+    found = bx.compare(toy(), 0.7, solvers, points=3, max_steps=200, workers=1)
+    alone = bx.compare(toy(), 0.7, {name: solvers[name] for name in ("default", "steps")}, points=3, max_steps=200)
+    untimed = lambda row: {key: value for key, value in row.items() if key != "seconds"}
+    assert [untimed(row) for row in found.rows()[:2]] == [untimed(row) for row in alone.rows()]
+    assert found["deadly"].failed
+    assert "died" in found["deadly"].refusal
+
+
+class Losing(concurrent.futures.ThreadPoolExecutor):
+    """An executor that loses the case of number 1."""
+
+    def submit(self, function, family, seed, index):
+        if index != 1:
+            return super().submit(function, family, seed, index)
+        future = concurrent.futures.Future()
+        future.set_exception(ConnectionError("gone"))
+        return future
+
+
+def test_cases_of_the_attack_go_to_an_executor_and_lost_ones_are_errors():
+    with Losing(1) as executor:
+        results = {result.index: result for result in run_on(executor, [Task("table-2", 0, (0, 1))])}
+    assert results[0].outcome == run_case("table-2", 0, 0).outcome
+    assert results[1].outcome == "error"
+    assert "gone" in results[1].words

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax._support import html
+from bilevax._support.elsewhere import as_they_come, chosen_executor, pickled, unpickled
 from bilevax._support.precision import float64
 from bilevax._support.tables import aligned
 from bilevax.driver.solution import Solution
@@ -158,6 +159,8 @@ def compare(
     solvers: Mapping[str, Solver] | None = None,
     *,
     points: int = 20,
+    executor: Any = None,
+    workers: int | None = None,
     **options: Any,
 ) -> Comparison:
     """Run several methods on the same problem from the same start, and judge each by its certificate.
@@ -172,6 +175,9 @@ def compare(
     points
         At how many points of each method's way Phi is evaluated exactly, for the figure; 0 for none. These evaluations
         do not count in the times.
+    executor, workers
+        As in `multistart`, a method a task. Methods that share a machine take longer, which their times show; nothing
+        else changes. One whose worker dies is listed as failed.
     **options
         For `bilevax.solve`: ``max_steps``, ``time_limit``, ``rtol``, ``y0`` and so on, the same for all.
 
@@ -191,29 +197,41 @@ def compare(
         raise ValueError(f"solvers: expected solver objects, got {type(solvers[wrong[0]]).__name__} for {wrong[0]!r}.")
     with float64():
         validate(problem, x0, options.get("y0"))  # what is wrong with the problem is no method's failure
-    exact = Hyperobjective(problem, x0, options.get("y0")) if points else None
-    return Comparison(
-        tuple(_contender(problem, x0, name, solver, points, exact, options) for name, solver in solvers.items())
-    )
+    elsewhere = chosen_executor(executor, workers)
+    task = (problem, x0, solvers, points, options)
+    if elsewhere is None:
+        return Comparison(tuple(_contender(name, *task) for name in solvers))
+    payload = pickled(task)
+    found = dict(as_they_come(elsewhere, _contender_elsewhere, solvers, lambda name: (name, payload)))
+    lost = {name: _failed(name, error) for name, error in found.items() if isinstance(error, BaseException)}
+    return Comparison(tuple((found | lost)[name] for name in solvers))
+
+
+def _contender_elsewhere(name: str, payload: bytes) -> Contender:
+    return _contender(name, *unpickled(payload))
+
+
+def _failed(name: str, error: BaseException) -> Contender:
+    return Contender(name, None, f"{name}: {type(error).__name__}: {error}", failed=True)
 
 
 def _contender(
+    name: str,
     problem: BilevelProblem,
     x0: PyTree,
-    name: str,
-    solver: Solver,
+    solvers: Mapping[str, Solver],
     points: int,
-    exact: Hyperobjective | None,
     options: Mapping[str, Any],
 ) -> Contender:
     try:
-        solution, visits = follow(problem, x0, solver, points, **options)
+        solution, visits = follow(problem, x0, solvers[name], points, **options)
     except ProblemRefused as refusal:
         return Contender(name, None, str(refusal))
     except Exception as error:  # one method's failure is a row, not the end of the comparison
-        return Contender(name, None, f"{name}: {type(error).__name__}: {error}", failed=True)
-    if exact is None:
+        return _failed(name, error)
+    if not points:
         return Contender(name, solution)
+    exact = Hyperobjective(problem, x0, options.get("y0"))
     return Contender(
         name,
         solution,

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.clock import deadline
+from bilevax._support.elsewhere import chosen_executor
 from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax.certificate.status import Status
@@ -120,7 +121,7 @@ def multistart(
     """
     began = time.monotonic()
     check_limits(rtol, atol, max_steps, time_limit)
-    elsewhere = _executor(executor, workers)
+    elsewhere = chosen_executor(executor, workers)
     method = chosen(solver)
     points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
     asked = Asked(problem, points[0], y0, method)
@@ -169,17 +170,6 @@ def _with_best(solutions: list[Solution], best: Solution) -> list[Solution]:
         dataclasses.replace(solution, proof=best.proof) if index == equal else solution
         for index, solution in enumerate(solutions)
     ]
-
-
-def _executor(executor: Any, workers: Any) -> Any:
-    """Return the executor, or how many processes to use; raise ValueError for anything else."""
-    if executor is not None and workers is not None:
-        raise ValueError("executor, workers: expected one of them, got both.")
-    if workers is not None and not (isinstance(workers, int) and workers >= 1):
-        raise ValueError(f"workers: expected a whole number >= 1, got {workers!r}.")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ValueError(f"executor: expected an executor of concurrent.futures, got {type(executor).__name__}.")
-    return workers if executor is None else executor
 
 
 def _ranked(solutions: list[Solution]) -> list[int]:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from bilevax._support.elsewhere import dask_executor
 from bilevax.app.cli.inputs import load, writable
-from bilevax.app.cli.options import File, Json, MaxSteps, TimeLimit
+from bilevax.app.cli.options import Dask, File, Json, MaxSteps, TimeLimit, Workers
 from bilevax.app.cli.output import Output
 from bilevax.driver.comparison import compare
 from bilevax.solvers.baselines.bic_gaffa import BiCGAFFA
@@ -36,6 +37,8 @@ def compare_methods(
     max_steps: MaxSteps = None,
     time_limit: TimeLimit = 60.0,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw true Phi against time.")] = None,
+    workers: Workers = None,
+    dask: Dask = None,
     as_json: Json = False,
 ) -> None:
     """Run several methods on the problem of a Python file, each judged by its certificate.
@@ -61,6 +64,8 @@ def compare_methods(
             y0=names.get("y0"),
             max_steps=max_steps,
             time_limit=time_limit,
+            executor=dask_executor(dask),
+            workers=workers,
         )
         if figure is not None:
             found.plot().savefig(figure, dpi=160)

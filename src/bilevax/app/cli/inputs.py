@@ -86,15 +86,3 @@ def writable(page: Path) -> None:
 def given(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that were given, for the report."""
     return {key: value for key, value in settings.items() if value is not None}
-
-
-def dask_executor(address: str) -> Any:
-    """Return the executor of a Dask cluster; raise ValueError where there is none, or no Dask."""
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise ValueError("dask: expected Dask to be installed; pip install distributed cloudpickle.") from error
-    try:
-        return Client(address, timeout=10).get_executor()
-    except OSError as error:
-        raise ValueError(f"dask: expected a scheduler at {address}: {error}.") from error

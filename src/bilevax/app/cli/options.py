@@ -15,3 +15,5 @@ TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a
 File = Annotated[
     Path, typer.Argument(metavar="FILE.py", exists=True, dir_okay=False, help="Defines `problem`, `x0` and more.")
 ]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes of this machine that share the work.")]
+Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Dask scheduler that does the work.")]

@@ -16,7 +16,7 @@ import jax
 import typer
 
 from bilevax.app import report
-from bilevax.app.cli.options import Json
+from bilevax.app.cli.options import Json, Workers
 from bilevax.app.cli.output import Output
 from bilevax.app.cli.tables import facts_table
 
@@ -28,18 +28,19 @@ def reproduce(
     folder: Annotated[Path, typer.Option("--output", metavar="DIR", help="For figures, numbers and settings.")] = Path(
         "reproduced"
     ),
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a figure of the SFLCB paper, with every point evaluated exactly.
 
     - `bilevax reproduce toy`
-    - `bilevax reproduce all --output figures`
+    - `bilevax reproduce all --output figures --workers 4`
     """
     from bilevax.app.experiments.__main__ import main as experiments
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text) if as_json else contextlib.nullcontext():
-        experiments([figure, "--output", str(folder)])
+        experiments([figure, "--output", str(folder), *(["--workers", str(workers)] if workers else [])])
     Output(as_json).end({"figure": figure, "output": folder, "text": text.getvalue()}, True)
 
 

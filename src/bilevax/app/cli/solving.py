@@ -8,10 +8,11 @@ import typer
 from jaxtyping import PyTree
 from rich.text import Text
 
+from bilevax._support.elsewhere import dask_executor
 from bilevax._support.trees import summarise
 from bilevax.app import demo, report
-from bilevax.app.cli.inputs import dask_executor, given, load, read_point, writable
-from bilevax.app.cli.options import File, Json, MaxSteps, Report, Rtol, TimeLimit
+from bilevax.app.cli.inputs import given, load, read_point, writable
+from bilevax.app.cli.options import Dask, File, Json, MaxSteps, Report, Rtol, TimeLimit, Workers
 from bilevax.app.cli.output import Output, answer
 from bilevax.app.cli.tables import answers_table, certificate_table, solution_tables, verdict
 from bilevax.certificate.certificate import Certificate
@@ -105,8 +106,8 @@ def multistart_file(
     rtol: Rtol = 1e-6,
     max_steps: MaxSteps = None,
     time_limit: TimeLimit = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes of this machine that share the starts.")] = None,
-    dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Dask scheduler that does the work.")] = None,
+    workers: Workers = None,
+    dask: Dask = None,
     as_json: Json = False,
 ) -> None:
     """Solve the problem of a Python file from many starts; the distinct answers, best first, each with its certificate.
@@ -126,7 +127,7 @@ def multistart_file(
             rtol=rtol,
             max_steps=max_steps,
             time_limit=time_limit,
-            executor=None if dask is None else dask_executor(dask),
+            executor=dask_executor(dask),
             workers=workers,
         )
         output.say(str(found))
