@@ -1,6 +1,6 @@
 """The default solver against pympcc with IPOPT and against SFLCB: answers, certificates and times, in one run.
 
-python benchmarks/default.py latency|public|smooth|dense|svm|random|sweeps|networks|sizes [--json] [--turns N]
+python benchmarks/default.py latency|public|smooth|dense|svm|random|sweeps|networks|sizes|parallel [--json] [--turns N]
 
 Every table ends with the targets beside what was measured.
 """
@@ -17,7 +17,7 @@ import jax
 from comparisons.mpcc import MODES
 from comparisons.report import CLOCKS, choose_clock
 
-_COMMANDS = ("latency", "public", "smooth", "dense", "svm", "random", "sweeps", "networks", "sizes")
+_COMMANDS = ("latency", "public", "smooth", "dense", "svm", "random", "sweeps", "networks", "sizes", "parallel")
 
 
 def main() -> None:

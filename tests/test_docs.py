@@ -19,6 +19,11 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(language.strip(), body) for language, body in FENCED.findall(page.read_text())]
 
 
+def script(page: str, name: str) -> str:
+    """Return a complete script of a page: the block that begins with its name."""
+    return next(body for _, body in blocks(ROOT / "docs" / page) if body.startswith(f"# {name}:"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import bilevax as bx
 from attack.runner import Task, run_case, run_on
 from bilevax.solvers.default import Default
+from test_docs import script
 
 STARTS = np.array([0.1, 0.7, 1.4, 2.2, 2.9])
 
@@ -74,7 +77,7 @@ def test_an_error_of_a_start_is_a_warning_and_the_others_count():
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_with_a_worker_killed():
+def test_a_dask_cluster_with_a_worker_killed_and_the_script_of_the_page(tmp_path):
     distributed = pytest.importorskip("distributed")
     problem = toy()
     expected = bx.multistart(problem, STARTS)
@@ -85,6 +88,11 @@ def test_a_dask_cluster_with_a_worker_killed():
         executor = client.get_executor()
         executor.submit(os._exit, 1)  # a worker dies; its tasks are given to others
         assert_same(bx.multistart(problem, STARTS, executor=executor), expected)
+        path = tmp_path / "starts.py"
+        path.write_text(script("parallel.md", "starts.py"))
+        command = [sys.executable, str(path), cluster.scheduler_address]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert told.stdout == f"{bx.multistart(problem, 32)}\n", told.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Arrays on several devices and in several processes, and the compiled path without the host."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from test_docs import script
 
-ROOT = Path(__file__).parents[1]
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
@@ -40,13 +39,6 @@ def test_what_is_spread_over_two_devices_stays_there():
     finish(begin(Path(__file__).with_name("spread_program.py"), flags=TWO_DEVICES))
 
 
-def script(name):
-    """Return a complete script of the documentation, a block that begins with its name."""
-    page = (ROOT / "docs" / "parallel.md").read_text()
-    bodies = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    return next(body for body in bodies if body.startswith(f"# {name}:"))
-
-
 def free_job_number():
     """Return the number of a SLURM job for which JAX will choose a port that is free."""
     first = 65535 - 2**12 + 1
@@ -60,7 +52,7 @@ def free_job_number():
 @pytest.mark.slow
 def test_the_script_of_the_page_on_one_device_on_two_and_as_two_slurm_processes(tmp_path):
     for name in ("rows.py", "spread.py"):
-        (tmp_path / name).write_text(script(name))
+        (tmp_path / name).write_text(script("parallel.md", name))
     finish(begin("rows.py", folder=tmp_path))
     answers, printed = [], []
 
