@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from bilevax._support import trees
@@ -81,7 +80,7 @@ def parts_of_run(
     """Return the two pure functions that `run` is made of: from x0 to where a run begins, and on to so many steps."""
     dtype = jnp.result_type(float)
     placed, method = place(problem, dtype), place(solver, dtype)
-    tolerances = place((np.asarray(rtol), np.asarray(atol)), dtype)
+    tolerances = jax.device_put(rtol).astype(dtype), jax.device_put(atol).astype(dtype)
 
     def begin(x0: PyTree) -> Loop:
         x, y_like, y = validate(problem, x0, y0, dtype, traced=True)
