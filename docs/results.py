@@ -147,11 +147,13 @@ def literature() -> str:
             number(7)(row["best"]),
             "solved" if row["solved"] else row["status"].replace("_", " "),
             "yes" if row["proven"] else "",
+            number(7)(row["lower_bound"]),
             f"{row['cpu_seconds']:.2f}",
+            f"{row['proof_cpu_seconds']:.2f}" if row["proof_cpu_seconds"] > 1e-3 else "",
         ]
         for row in told["table"]
     ]
-    heads = ["problem", "beyond the base scope", "value", "best known", "", "proven", "CPU s"]
+    heads = ["problem", "beyond the base scope", "value", "best known", "", "proven", "bound", "CPU s", "of the proof"]
     lines = [*(f"- {sentence}" for sentence in told["sentences"]), "", *_table(heads, rows)]
     return "\n".join([*lines, "", _made(told)])
 

@@ -75,3 +75,13 @@ def test_one_is_solved_from_its_start():
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match=r"expected one of Bard1988Ex1, .*, got 'Bard1988'"):
         textbook.load("Bard1988")
+
+
+@pytest.mark.slow
+@every_problem
+def test_the_best_answer_is_proven_to_be_global(name):
+    known = textbook.load(name)
+    proof = bx.prove(known.problem, known.x0, gap=1e-6)
+    margin = 1e-6 * max(1.0, abs(known.best_value))
+    assert proof.proven
+    assert known.best_value - 2 * margin <= proof.lower_bound <= known.best_value + margin

@@ -69,14 +69,14 @@ class Proof:
 
 def concluded(bounds: Bounds, best: Solution | None, gap: float, seconds: float) -> Proof:
     """Return the proof that bounds and the certified best solution amount to."""
-    left = relative_gap(bounds.lower, bounds.upper, bounds.unit)
+    left = float(relative_gap(bounds.lower, bounds.upper, bounds.unit))
     numbers = f"between {bounds.lower:.6g} and {bounds.upper:.6g} after {bounds.nodes} nodes"
     message = f"{bounds.status.value} {bounds.remark}".strip() + f" ({numbers}.)"
     columns = np.array(bounds.trace).reshape(-1, 4).T
     names = ("time", "nodes", "lower_bound", "upper_bound")
     return Proof(
-        lower_bound=bounds.lower,
-        upper_bound=bounds.upper,
+        lower_bound=float(bounds.lower),
+        upper_bound=float(bounds.upper),
         gap=left,
         proven=left <= gap,
         solution=best,

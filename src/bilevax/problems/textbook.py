@@ -28,7 +28,7 @@ class Textbook:
     x0, y0
         The usual start.
     best_x, best_y, best_value
-        The best known answer, proven to be global, by branch and bound or on paper.
+        The best known answer, which is global: `bilevax.prove` bounds it from below to 1e-6.
     strongly_convex
         Whether the lower objective is strongly convex in y; it is merely convex otherwise, often linear.
     """
