@@ -200,6 +200,21 @@ def test_a_bound_above_the_exact_value_of_a_point_is_dropped(monkeypatch):
     assert "dropped" in proof.message
 
 
+@needs_scip
+def test_where_scip_fails_its_words_are_told(monkeypatch):
+    import pyscipopt
+
+    class Broken(pyscipopt.Model):
+        def optimize(self):
+            raise Exception("SCIP: error in LP solver!")
+
+    monkeypatch.setattr(pyscipopt, "Model", Broken)
+    proof = bx.prove(waves(), np.zeros(1))
+    assert proof.status is bx.ProofStatus.UNSETTLED
+    assert proof.lower_bound == -np.inf
+    assert "error in LP solver" in proof.message
+
+
 @pytest.mark.slow
 @needs_scip
 @pytest.mark.parametrize("factor", [1e-6, 1e6])

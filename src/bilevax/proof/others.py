@@ -61,6 +61,11 @@ def _by_scip(flat: FlatProblem, x: np.ndarray | None, gap: float, help: Help, fi
     given, unit = conditions(natural), 1 / natural.scales.upper
     points = Points(flat, natural, given, first.best or _best(flat, (x, help())), gap)
     found = scip.scip_bounds(given, points, gap)
+    if found.failure:
+        first = dataclasses.replace(
+            first, upper=points.value, best=points.best, unit=unit, status=ProofStatus.UNSETTLED
+        )
+        return dataclasses.replace(first, remark=f"SCIP failed ({found.failure}).")
     lower, upper, best = max(found.lower * unit, first.lower), points.value, points.best
     if best is None and lower == np.inf:
         return Bounds(np.inf, np.inf, None, found.nodes, ProofStatus.INFEASIBLE, _SCIP, unit=unit)

@@ -20,11 +20,12 @@ _FEASIBLE = 1e-9  # SCIP's tolerance of rows, a thousandth of its default
 
 
 class Found(NamedTuple):
-    """SCIP's lower bound, its nodes, and whether it stopped at the deadline."""
+    """SCIP's lower bound, its nodes, whether it stopped at the deadline, and what it says where it failed."""
 
     lower: float
     nodes: int
     late: bool
+    failure: str = ""
 
 
 def available() -> bool:
@@ -53,7 +54,10 @@ def scip_bounds(given: Conditions, points: Points, gap: float) -> Found:
     ]
     after_nodes = PY_SCIP_HEURTIMING.AFTERLPNODE
     model.includeHeur(_looking(points, read), "exact", "evaluates relaxed points", "e", timingmask=after_nodes)
-    model.optimize()
+    try:
+        model.optimize()
+    except Exception as error:  # PySCIPOpt raises nothing more special, such as for a linear program it cannot solve
+        return Found(-np.inf, 0, False, str(error))
     for solution in model.getSols()[: PROOF.scip_points]:  # the best first
         points.try_out(*read(solution))
     bound = points.cutoff if model.getStatus() == "infeasible" else model.getDualbound()
