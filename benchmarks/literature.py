@@ -129,7 +129,7 @@ def main() -> None:
     sentences = [
         f"{count('solved')} of {len(table)} problems are solved, {sum(row['solved'] for row in base)} of the "
         f"{len(base)} in the base scope; {count('wrong')} answers are wrong.",
-        f"{count('proven')} answers are proven to be the global optimum, by `solve` itself or by `bx.prove` within "
+        f"{count('proven')} global optima are proven, by `solve` itself or by `bx.prove` within "
         f"{TIME_LIMIT:g} CPU s; {count('false')} bounds are false.",
         f"Median {np.median([row['cpu_seconds'] for row in table]):.2f} CPU s a problem, certificate and compilation "
         "included.",
