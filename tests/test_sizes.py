@@ -3,15 +3,18 @@
 import time
 import tracemalloc
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import qdldl
 import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax._support.elimination import split
+from bilevax.convex import newton_program, saddle_point
 from bilevax.datasets import Dataset
 from bilevax.exact.sensitivity import solve_kkt
-from bilevax.model import compressed_rows
+from bilevax.model import compressed_rows, scales
 from bilevax.model.flat import FlatProblem
 from bilevax.problems import svm
 from bilevax.solvers.default.lower import dense_algebra
@@ -162,3 +165,50 @@ def test_sparse_kkt_systems_of_long_networks_are_solved_to_rounding():
     solution, exact = solve_kkt(hessian, balance, right), np.linalg.solve(system, right)
     assert solution is not None
     np.testing.assert_allclose(solution, exact, rtol=0, atol=1e-10 * np.abs(exact).max())
+
+
+def _grid(side):
+    """Flows on the streets of a square grid that balance at all nodes but the last, for three tolls."""
+    nodes = np.arange(side * side).reshape(side, side)
+    ends = [(nodes[:, :-1], nodes[:, 1:]), (nodes[:-1], nodes[1:])]
+    start, stop = (np.concatenate([pair[k].ravel() for pair in ends]) for k in (0, 1))
+    streets = np.arange(len(start))
+    signs, places = np.repeat([1.0, -1.0], len(start)), (np.concatenate([start, stop]), np.tile(streets, 2))
+    balance = sp.csr_matrix((signs, places), shape=(side * side, len(start)))[:-1]
+    supply = np.random.default_rng(0).standard_normal(side * side - 1)
+    return bx.BilevelProblem(
+        upper=lambda x, y: 0.5 * jnp.mean((y - 0.1) ** 2) + 0.01 * jnp.sum(x**2),
+        lower=lambda x, y: jnp.sum((0.5 + 0.1 * (streets % 7)) * y**2 + x[streets % 3] * y),
+        coupling=bx.LinearCoupling(A=balance, lower=supply, upper=supply),
+        x_set=bx.Box(-1.0, 1.0),
+    )
+
+
+def test_units_of_large_networks_do_not_drift(monkeypatch):
+    """Each flow stands in two rows: if but a part of all entries were looked at, some would be told by none."""
+    monkeypatch.setattr(scales, "_MOST_ENTRIES", 500)
+    problem, y = _grid(30), np.zeros(2 * 30 * 29)
+    units = scales.natural_scales(FlatProblem(problem, np.zeros(3), y), np.zeros(3), y)
+    assert units.y.max() <= 4 * units.y.min()
+    assert units.rows.max() <= 100 * units.rows.min()
+
+
+def test_a_network_is_factorised_no_more_often_than_its_matrix_changes(monkeypatch):
+    """With equations alone and a quadratic g it never does: once for the search, and few times for the certificate."""
+    made = {"search": 0, "certificate": 0}
+
+    def counted(of, factorise):
+        def count(*arguments, **options):
+            made[of] += 1
+            return factorise(*arguments, **options)
+
+        return count
+
+    monkeypatch.setattr(qdldl.Solver, "update", counted("search", qdldl.Solver.update))
+    monkeypatch.setattr(saddle_point, "symmetric_factor", counted("certificate", saddle_point.symmetric_factor))
+    monkeypatch.setattr(newton_program, "conic", None)  # no program is solved where there are but equations
+    solution = bx.solve(_grid(30), np.zeros(3))
+    assert solution.success
+    assert solution.stats["steps"] > 1
+    assert solution.certificate.challenges > 1
+    assert made == {"search": 0, "certificate": 2}  # at the answer, and for all points around it

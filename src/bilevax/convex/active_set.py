@@ -23,7 +23,9 @@ from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
 
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
-    basic = basic_multipliers(rows, at, rows_within(rows, at.y, ACTIVE_SET.guess_width))
+    basic = None
+    if not (rows.only_equalities and at.y.size > DENSE.basic_multipliers):  # which are active is the question
+        basic = basic_multipliers(rows, at, rows_within(rows, at.y, ACTIVE_SET.guess_width))
     if basic is None:
         basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
     point = measure(at, rows, *basic)
@@ -159,7 +161,7 @@ def _newton_step(
         slack = np.append(slack, gaps * (rows.radii[held_balls] - 0.5 * gaps))
         hessian = hessian + sparse.diags_array(rows.ball_curvature(ball_multipliers, at.y.size))
         matrix, column = stacked([matrix, normals[held_balls]]), np.append(column, np.full(held_balls.size, -1))
-    move, change = solve_saddle_point(hessian, matrix, column, -gradient, slack)
+    move, change = solve_saddle_point(hessian, matrix, column, -gradient, slack, rows.last_factor)
     multipliers, ball_multipliers = multipliers.copy(), ball_multipliers.copy()
     multipliers[held] += change[: held.size]
     ball_multipliers[held_balls] += change[held.size :]

@@ -212,10 +212,13 @@ def _settled(
 ) -> ConvexSolution | None:
     """The solution when the start is so good that no quadratic program is needed, else None.
 
-    Near the minimiser a quadratic program would have an objective near zero, below its solver's tolerances.
+    Near the minimiser a quadratic program would have an objective near zero, below its solver's tolerances. Where all
+    rows are equations it would be no more than a linear system.
     """
     at = Local(objective, start)
-    if not at.finite or (start.size > DENSE.basic_multipliers and not nearly_full(at.hessian)):
+    if not at.finite or (
+        start.size > DENSE.basic_multipliers and not (rows.only_equalities or nearly_full(at.hessian))
+    ):
         return None
     point = settle(rows, at, tolerance)
     settled = point.error <= NEWTON.settled * tolerance

@@ -13,6 +13,7 @@ from bilevax._support.division import positive
 from bilevax.convex.curvature import has_eigenvalues_above
 from bilevax.convex.full_systems import FullSystems
 from bilevax.convex.problem import Ball, Constraints, Domain, Objective
+from bilevax.convex.saddle_point import LastFactor
 from bilevax.convex.settings import CURVATURE, DENSE
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
@@ -100,6 +101,11 @@ class Rows:
         width = CONVEX_TOLERANCES.equality_width * (1 + np.minimum(abs(self.upper), abs(self.lower)))
         return abs(self.upper - self.lower) <= width
 
+    @property
+    def only_equalities(self) -> bool:
+        """Whether nothing but equalities keeps y from the minimum."""
+        return bool(np.all(self.equality)) and not (self.balls or self.domain.bounded)
+
     @functools.cached_property
     def upward(self) -> np.ndarray:
         """Which rows of one entry have a positive one."""
@@ -134,9 +140,8 @@ class Rows:
     def with_sides(self, lower: np.ndarray, upper: np.ndarray) -> Rows:
         """The same rows with other sides, given as the problem has them; what is known of the matrix stays known."""
         other = replace(self, lower=lower[self.kept] / self.norms, upper=upper[self.kept] / self.norms)
-        vars(other).update(
-            {name: getattr(self, name) for name in ("upward", "transpose", "sizes", "only_column", "full_systems")}
-        )
+        known = ("upward", "transpose", "sizes", "only_column", "full_systems", "last_factor")
+        vars(other).update({name: getattr(self, name) for name in known})
         return other
 
     @functools.cached_property
@@ -152,6 +157,11 @@ class Rows:
     def full_systems(self) -> FullSystems:
         """Newton systems with a full Hessian."""
         return FullSystems(self.matrix)
+
+    @functools.cached_property
+    def last_factor(self) -> LastFactor:
+        """The factor of the last Newton system, if that was large and sparse."""
+        return LastFactor()
 
     def relative(self, multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""

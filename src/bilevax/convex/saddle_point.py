@@ -16,12 +16,46 @@ from bilevax.convex.curvature import as_array, nearly_full, own_units
 from bilevax.convex.settings import DENSE, RANK
 
 
+def symmetric_factor(matrix: sparse.csc_matrix) -> scipy.sparse.linalg.SuperLU:
+    """The factors of a symmetric matrix, about as sparse as those of a definite one.
+
+    Their order is one for the pattern of the matrix, not of its square as it would be for others, and pivots are on the
+    diagonal wherever that is large enough.
+    """
+    options = {"SymmetricMode": True}
+    return scipy.sparse.linalg.splu(matrix, "MMD_AT_PLUS_A", RANK.diagonal_pivot, options=options)
+
+
+class LastFactor:
+    """The factor of the last large sparse matrix: that of a quadratic is often the same again, at another point."""
+
+    def __init__(self):
+        self._matrix = sparse.csc_matrix((0, 0))
+        self._solve: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def solver(self, matrix: sparse.csc_matrix) -> Callable[[np.ndarray], np.ndarray]:
+        """The solver of systems with a symmetric matrix."""
+        same = matrix.shape == self._matrix.shape and all(
+            np.array_equal(getattr(matrix, part), getattr(self._matrix, part)) for part in ("indptr", "indices", "data")
+        )
+        if self._solve is None or not same:
+            self._solve = None  # two factors at a time would be one too many
+            self._matrix, self._solve = matrix, symmetric_factor(matrix).solve
+        return self._solve
+
+
 def solve_saddle_point(
-    hessian: sparse.csc_matrix, matrix: Any, column: np.ndarray, right_y: np.ndarray, right_rows: np.ndarray
+    hessian: sparse.csc_matrix,
+    matrix: Any,
+    column: np.ndarray,
+    right_y: np.ndarray,
+    right_rows: np.ndarray,
+    last: LastFactor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (d, u) with H d + A'u = right_y and A d = right_rows, in the sense of least squares.
 
     `column` holds the column of the only entry of a row of A, or -1; rows of one entry eliminate their variable.
+    `last` remembers the factor of a sparse system.
     """
     size, dense = right_y.size, isinstance(matrix, np.ndarray)
     second = as_array(hessian) if dense else hessian
@@ -55,7 +89,7 @@ def solve_saddle_point(
         answer = _dense_solution(saddle, right)
     else:
         border, units = sparse.diags_array(1 / length) @ border, sparse.diags_array(unit)
-        answer = _sparse_solution(sparse.csc_matrix(units @ block @ units), border, right)
+        answer = _sparse_solution(sparse.csc_matrix(units @ block @ units), border, right, last or LastFactor())
     move[free], multipliers[others] = unit * answer[: free.size], answer[free.size :] / length
     multipliers[single] = (right_y - second @ move - rest.T @ multipliers[others])[fixed] / pivot
     return move, multipliers
@@ -69,10 +103,12 @@ def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
     return scipy.linalg.lstsq(matrix, right, cond=RANK.cutoff, lapack_driver="gelsy", check_finite=False)[0]
 
 
-def _sparse_solution(block: sparse.csc_matrix, border: sparse.csr_matrix, right: np.ndarray) -> np.ndarray:
+def _sparse_solution(
+    block: sparse.csc_matrix, border: sparse.csr_matrix, right: np.ndarray, last: LastFactor
+) -> np.ndarray:
     """Solve [block border'; border 0] z = right, which may be singular but has a solution."""
     saddle = sparse.block_array([[block, border.T], [border, None]], format="csc")
-    solve = _regularised_solver(block, border, saddle)
+    solve = _regularised_solver(block, border, saddle, last)
     answer, error = np.zeros_like(right), right
     # Refinement against the system without the regularisation removes its effect on the range.
     for _ in range(RANK.max_refinements):
@@ -85,7 +121,7 @@ def _sparse_solution(block: sparse.csc_matrix, border: sparse.csr_matrix, right:
 
 
 def _regularised_solver(
-    block: sparse.csc_matrix, border: sparse.csr_matrix, saddle: sparse.csc_matrix
+    block: sparse.csc_matrix, border: sparse.csr_matrix, saddle: sparse.csc_matrix, last: LastFactor
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return the solver of the system with a small multiple of the identity added to its block, taken from its zero."""
     weight, size, count = RANK.regularisation, block.shape[0], border.shape[0]
@@ -99,7 +135,7 @@ def _regularised_solver(
             factor = scipy.linalg.cho_factor(schur, check_finite=False)
             return functools.partial(_solve_by_rows, inverse, border, factor)
     regular = np.repeat([weight, -weight], [size, count])
-    return scipy.sparse.linalg.splu(sparse.csc_matrix(saddle + sparse.diags_array(regular))).solve
+    return last.solver(sparse.csc_matrix(saddle + sparse.diags_array(regular)))
 
 
 def _solve_by_rows(inverse: np.ndarray, border: sparse.csr_matrix, factor: Any, error: np.ndarray) -> np.ndarray:

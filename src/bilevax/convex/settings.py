@@ -201,6 +201,8 @@ class RankSettings:
     # What is added to the diagonal of sparse systems, and how often refinement takes it out again.
     regularisation: float = 1e-8
     max_refinements: int = 20
+    # The part of the largest entry of its column from which on an entry of their diagonal is the pivot.
+    diagonal_pivot: float = 0.01
 
 
 DENSE = DenseLimits()

@@ -9,6 +9,7 @@ import scipy.sparse.linalg as spl
 
 from bilevax._support import clock
 from bilevax.convex.problem import ConvexSolution
+from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.compressed_rows import beside, on_top, picked, row_largest, row_squares, scaled
@@ -226,7 +227,7 @@ def smallest_singular_value(a: sp.csr_matrix) -> float:
     if count * size <= EXACT_SETTINGS.dense_entries:
         return float(np.linalg.svd(a.toarray(), compute_uv=False)[-1])
     # Inverse iteration on a a': a few rounds give the order of magnitude, which is all that LICQ needs.
-    factor = spl.splu(sp.csc_matrix(a @ a.T + EXACT_SETTINGS.singular_regularisation * sp.eye(count)))
+    factor = symmetric_factor(sp.csc_matrix(a @ a.T + EXACT_SETTINGS.singular_regularisation * sp.eye(count)))
     vector = np.random.default_rng(0).standard_normal(count)
     for _ in range(EXACT_SETTINGS.singular_rounds):
         vector = factor.solve(vector / np.linalg.norm(vector))

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
 from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax.convex.curvature import own_units
 from bilevax.convex.problem import ConvexSolution
+from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.exact.upper_rows import UpperSides, upper_rows_at
@@ -156,8 +156,7 @@ def _solve_sparse(system: sp.csc_matrix, right: np.ndarray, size: int) -> np.nda
     """Solve by a factorisation with quasi-definite regularisation, taken out again by refinement."""
     scale = EXACT_SETTINGS.kkt_regularisation * max(1.0, abs(system).max())  # entries of rows are at most 1
     shift = sp.diags(np.where(np.arange(system.shape[0]) < size, scale, -scale))
-    pivoting = EXACT_SETTINGS.pivoting
-    factor = spl.splu(sp.csc_matrix(system + shift), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=pivoting)
+    factor = symmetric_factor(sp.csc_matrix(system + shift))
     # Residuals in extended precision, until corrections no longer shrink: where rows are nearly dependent, what
     # rounding leaves of a residual would be a large error.
     solution, step, exact = np.zeros_like(right), factor.solve(right), system.astype(np.longdouble)

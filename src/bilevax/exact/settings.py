@@ -19,8 +19,6 @@ class ExactSettings:
     # What is added to the diagonal of sparse KKT systems, relative to the Hessian, and how refinement takes it out.
     kkt_regularisation: float = 1e-9
     max_refinements: int = 20
-    # The pivoting threshold of the sparse factorisation.
-    pivoting: float = 0.01
     # The cut-off of least squares on active rows, and accuracy and iterations of the iterative one on large rows.
     rows_cutoff: float = 1e-10
     rows_accuracy: float = 1e-13

@@ -17,7 +17,7 @@ scale.
 """
 
 import dataclasses
-import hashlib
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,8 +41,9 @@ _REFINEMENTS = 3
 _MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense algebra
 _MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
 _FEW = 0.1  # share of entries up to which its normal equations are solved by sparse algebra
-_MOST_ENTRIES = 200_000  # of one matrix; more are sampled,
-_MOST_IN_A_ROW = 8  # and so are those of a row where more than these unknowns make the fit iterative
+_MOST_ENTRIES = 200_000  # of one matrix: more are sampled; where the unknowns make the fit iterative,
+_MOST_IN_A_ROW = 8  # those of a row, if there are twice as many on average: a scale that no entry tells would drift
+_ENTRIES_AT_A_TIME = 100_000  # of a matrix, so that what is made of them is small beside it
 _ACCURACY = 1e-8  # of an iterative fit: its answer, rounded to powers of two, must not depend on it
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
@@ -163,19 +164,31 @@ class RowGroups:
 
 def _grouped(unit: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row of each group of equal rows, and the group of each row."""
-    shapes: dict[bytes, int] = {}
-    entries = np.diff(unit.indptr)
-    name, alone = np.zeros(len(entries), int), entries == 1
-    name[alone] = unit.indices[unit.indptr[:-1][alone]]  # bounds, of which there may be many: all of length 1
-    for count, row in enumerate(np.flatnonzero(~alone)):
-        if count % 1000 == 0:
-            clock.check()
-        part = slice(unit.indptr[row], unit.indptr[row + 1])
-        key = hashlib.blake2b(unit.indices[part].tobytes() + unit.data[part].round(10).tobytes()).digest()
-        name[row] = unit.shape[1] + shapes.setdefault(key, len(shapes))
-    _, first, member = np.unique(name, return_index=True, return_inverse=True)
+    _, first, member = np.unique(_fingerprints(unit), return_index=True, return_inverse=True)
     order = np.argsort(first)  # groups in the order in which they appear
     return first[order], np.argsort(order)[member]
+
+
+def _fingerprints(matrix: sp.csr_matrix) -> np.ndarray:
+    """Return 64 bits a row, by which rows with other entries are told apart: sums of bits mixed from each entry."""
+    ends, found = matrix.indptr, np.zeros(matrix.shape[0], np.uint64)
+    blocks = np.searchsorted(ends, np.arange(0, ends[-1], _ENTRIES_AT_A_TIME), side="right") - 1
+    for first, last in itertools.pairwise([*np.unique(blocks), matrix.shape[0]]):
+        clock.check()
+        part, filled = slice(ends[first], ends[last]), np.flatnonzero(np.diff(ends[first : last + 1])) + first
+        values = matrix.data[part].round(10) + 0.0  # no negative zero
+        bits = _mixed(_mixed(matrix.indices[part].astype(np.uint64)) ^ values.view(np.uint64))
+        if len(bits):
+            found[filled] = np.add.reduceat(bits, ends[filled] - ends[first])
+    return found
+
+
+def _mixed(bits: np.ndarray) -> np.ndarray:
+    """Return numbers in which each bit depends on all bits of the argument (the finaliser of SplitMix64)."""
+    bits = bits + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 class _Unknowns:
@@ -258,12 +271,12 @@ class _Fit:
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
-        sparse = not isinstance(matrix, np.ndarray)
-        if sparse and self.count > _MOST_UNKNOWNS and matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]:
+        iterative = self.count > _MOST_UNKNOWNS and not isinstance(matrix, np.ndarray)
+        if iterative and matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]:
             row, column, data = _few_of_each_row(sp.csr_matrix(matrix))
         else:
             row, column, data = entries_of(matrix)
-        if len(data) > _MOST_ENTRIES:
+        if len(data) > _MOST_ENTRIES and not iterative:
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
             row, column, data = row[pick], column[pick], data[pick]
         of_row = [factor[row] if np.ndim(factor) else factor for factor in factors]

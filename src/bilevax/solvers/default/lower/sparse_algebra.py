@@ -167,7 +167,9 @@ class Layout:
 
         ``diagonal`` is what K has beside H, and all that is left of what is not ``kept``.
         """
-        half = self._upper_half(hessian, diagonal, kept)
+        before, half = self.matrix.data, self._upper_half(hessian, diagonal, kept)
+        if self._solver is not None and np.array_equal(before, half.data):  # a quadratic with the same active rows
+            return self._solver
         try:
             if self._solver is None:
                 self._solver = qdldl.Solver(half, upper=True)
