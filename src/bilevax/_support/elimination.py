@@ -20,6 +20,7 @@ from bilevax._support.division import positive
 
 _SMALLEST = 300  # variables from which on elimination is worth looking for
 _MOST_CORE = 1500  # variables that may be left
+_ROWS_AT_A_TIME = 4000
 _FULL = 0.2  # share of the core's entries from which on arrays are the better form for it
 _RIGID = 1e-100  # what a bound that is an equation gives
 _MOST_STIFF = 1e11  # of a row without local variables: refinement takes out what that leaves
@@ -52,8 +53,10 @@ class Split:
         of_own = np.maximum(give[self.own], _RIGID)
         stiff = self.curvature + np.bincount(self.bounded, self.bound**2 / of_own, len(self.local))
         weight = 1 / np.maximum(give[self.rows] + self.B.power(2) @ (1 / stiff), 1 / _MOST_STIFF)
-        root = self.A * np.sqrt(weight)[:, None]
-        schur = self.hessian + root.T @ root
+        schur, root = self.hessian.copy(), np.sqrt(weight)
+        for part in _parts(len(self.A)):
+            rows = self.A[part] * root[part, None]
+            schur += rows.T @ rows
         schur.ravel()[:: len(schur) + 1] += floor
         return Factor(self, give, of_own, stiff, weight, scipy.linalg.cho_factor(schur, check_finite=False))
 
@@ -88,6 +91,11 @@ class Factor(NamedTuple):
         return v, q
 
 
+def _parts(rows: int) -> list[slice]:
+    """Return a few thousand rows at a time: what is made of them is then small beside all of them."""
+    return [slice(first, first + _ROWS_AT_A_TIME) for first in range(0, rows, _ROWS_AT_A_TIME)]
+
+
 def eliminates(hessian: Any, matrix: Any) -> bool:
     """Return whether a program is one in which elimination pays."""
     return _local(hessian, matrix) is not None
@@ -119,15 +127,19 @@ def split(hessian: Any, matrix: Any) -> Split | None:
     single = np.zeros(len(entries), bool)
     single[entries == 1] = is_local[matrix.indices[matrix.indptr[:-1][entries == 1]]]
     rows, own = np.flatnonzero(~single), np.flatnonzero(single)
-    picked, at = matrix[rows], matrix.indptr[own]
+    A, of_local, at = np.empty((len(rows), len(core))), [], matrix.indptr[own]
+    for part in _parts(len(rows)):
+        picked = matrix[rows[part]]
+        A[part] = picked[:, core].toarray()
+        of_local.append(picked[:, local])
     return Split(
         core=core,
         local=local,
         curvature=hessian.diagonal()[local],
         hessian=hessian[core][:, core].toarray(),
         rows=rows,
-        A=picked[:, core].toarray(),
-        B=picked[:, local],
+        A=A,
+        B=sp.csr_matrix(sp.vstack(of_local)) if of_local else matrix[rows][:, local],
         own=own,
         bounded=place[matrix.indices[at]],
         bound=matrix.data[at],

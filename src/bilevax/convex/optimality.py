@@ -61,6 +61,11 @@ class Local:
         return has_eigenvalues_above(self.hessian, -CONVEX_TOLERANCES.negative_curvature)
 
 
+def with_entries(matrix: sparse.csr_matrix, data: np.ndarray) -> sparse.csr_matrix:
+    """The matrix with other entries in the same places, which are not copied."""
+    return sparse.csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
+
+
 def stacked(blocks: list) -> Any:
     """The blocks on top of each other: an array if the first is one, else sparse."""
     if not isinstance(blocks[0], np.ndarray):
@@ -146,12 +151,14 @@ class Rows:
 
     @functools.cached_property
     def transpose(self) -> Any:
-        return self.matrix.T if isinstance(self.matrix, np.ndarray) else self.matrix.T.tocsr()
+        return self.matrix.T
 
     @functools.cached_property
     def sizes(self) -> Any:
         """The absolute values of the transposed matrix."""
-        return abs(self.transpose)
+        if isinstance(self.matrix, np.ndarray):
+            return abs(self.transpose)
+        return with_entries(self.matrix, abs(self.matrix.data)).T
 
     @functools.cached_property
     def full_systems(self) -> FullSystems:
@@ -167,7 +174,8 @@ class Rows:
         """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""
         if isinstance(self.matrix, np.ndarray):
             return multipliers * np.max(abs(self.matrix) / scale, axis=1, initial=0.0)
-        shares = abs(self.matrix.data) / scale[self.matrix.indices]
+        shares = scale[self.matrix.indices]
+        np.abs(np.divide(self.matrix.data, shares, out=shares), out=shares)
         starts = self.matrix.indptr[:-1]  # no row is empty
         return multipliers * np.maximum.reduceat(shares, starts) if starts.size else multipliers
 
@@ -237,7 +245,8 @@ def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, floa
     if size <= DENSE.systems:
         scaled = matrix.toarray()[kept] / norms[:, None]
     else:
-        scaled = sparse.csr_matrix(sparse.diags_array(1 / norms) @ matrix[kept])
+        matrix = matrix if kept.size == number else matrix[kept]
+        scaled = with_entries(matrix, matrix.data / np.repeat(norms, np.diff(matrix.indptr)))
     return Rows(scaled, lower[kept] / norms, upper[kept] / norms, constraints.balls, kept, norms), float(violation)
 
 

@@ -31,17 +31,18 @@ class LastFactor:
 
     def __init__(self):
         self._matrix = sparse.csc_matrix((0, 0))
-        self._solve: Callable[[np.ndarray], np.ndarray] | None = None
+        self._factor: scipy.sparse.linalg.SuperLU | None = None
 
     def solver(self, matrix: sparse.csc_matrix) -> Callable[[np.ndarray], np.ndarray]:
         """The solver of systems with a symmetric matrix."""
         same = matrix.shape == self._matrix.shape and all(
             np.array_equal(getattr(matrix, part), getattr(self._matrix, part)) for part in ("indptr", "indices", "data")
         )
-        if self._solve is None or not same:
-            self._solve = None  # two factors at a time would be one too many
-            self._matrix, self._solve = matrix, symmetric_factor(matrix).solve
-        return self._solve
+        factor = self._factor if same else None
+        if factor is None:
+            self._factor = None  # two factors at a time would be one too many
+            self._matrix, self._factor = matrix, factor = matrix, symmetric_factor(matrix)
+        return factor.solve
 
 
 def solve_saddle_point(

@@ -12,7 +12,7 @@ from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
-from bilevax.model.compressed_rows import beside, on_top, picked, row_largest, row_squares, scaled
+from bilevax.model.compressed_rows import beside, on_top, picked, row_largest, row_squares, row_terms, scaled
 from bilevax.model.flat import FlatProblem
 
 
@@ -103,7 +103,7 @@ def unit_rows(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> UnitRo
         lower=low,
         upper=high,
         value=a @ lower.y + b @ x,
-        terms=1 + abs(a) @ np.abs(lower.y) + abs(b) @ np.abs(x) + np.minimum(finite(low), finite(high)),
+        terms=1 + row_terms(a, lower.y) + row_terms(b, x) + np.minimum(finite(low), finite(high)),
         multiplier=lower.multipliers * norms,
         multiplier_scale=1 + row_largest(a, gradient),
     )

@@ -364,7 +364,7 @@ def _is_host_number(leaf: Any) -> bool:
 
 def _cast(leaf: Any, dtype: Any) -> Any:
     if _is_host_number(leaf):
-        return leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf
+        return leaf.astype(dtype, copy=False) if leaf.dtype.kind == "f" else leaf
     return leaf.astype(dtype) if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 

@@ -152,7 +152,9 @@ class RowGroups:
         unit, matrix.data = matrix, numbers  # the entries of a single part are that part's own
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
         first, self.member = _grouped(unit)
-        self.matrix = unit[first]
+        unit = unit if len(first) == unit.shape[0] else unit[first]
+        # Of long rows no more is kept than a large fit looks at.
+        self.matrix = _few_of_each_row(unit) if _is_sampled(unit, unit.shape[0]) else unit
         low, high = np.full(len(first), -np.inf), np.full(len(first), np.inf)
         np.maximum.at(low, self.member, sides[0])
         np.minimum.at(high, self.member, sides[1])
@@ -271,12 +273,10 @@ class _Fit:
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
-        iterative = self.count > _MOST_UNKNOWNS and not isinstance(matrix, np.ndarray)
-        if iterative and matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]:
-            row, column, data = _few_of_each_row(sp.csr_matrix(matrix))
-        else:
-            row, column, data = entries_of(matrix)
-        if len(data) > _MOST_ENTRIES and not iterative:
+        if _is_sampled(matrix, self.count):
+            matrix = _few_of_each_row(sp.csr_matrix(matrix))
+        row, column, data = entries_of(matrix)
+        if len(data) > _MOST_ENTRIES and not (self.count > _MOST_UNKNOWNS and sp.issparse(matrix)):
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
             row, column, data = row[pick], column[pick], data[pick]
         of_row = [factor[row] if np.ndim(factor) else factor for factor in factors]
@@ -289,12 +289,13 @@ class _Fit:
         columns, target, weight = (np.concatenate(part) for part in zip(*self.parts, strict=True))
         self.parts = []  # of large problems these are most of what is held
         matrix = _factors(columns, self.count)
+        del columns
         answer, free, strength = np.zeros(self.count), slice(None), weight
         if known is not None:
             answer, free = np.nan_to_num(known), np.flatnonzero(np.isnan(known))
             target, matrix = target - matrix @ answer, matrix[:, free]
         for _ in range(_ROUNDS):
-            answer[free] = _least_squares(_weighted(matrix, strength), strength * target, answer[free])
+            answer[free] = _least_squares(matrix, strength, target, answer[free])
             off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
@@ -320,33 +321,45 @@ def _weighted(matrix: Any, strength: np.ndarray) -> Any:
     return sp.csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
 
 
-def _few_of_each_row(matrix: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows, columns and numbers of some entries of each row, taken at random: at most so many."""
+def _is_sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> bool:
+    """Return whether some entries of each row are enough for a fit with so many unknowns."""
+    if isinstance(matrix, np.ndarray) or unknowns <= _MOST_UNKNOWNS:
+        return False
+    return matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]
+
+
+def _few_of_each_row(matrix: sp.csr_matrix) -> sp.csr_matrix:
+    """Return the rows with some of their entries, taken at random: at most so many."""
     entries, random = np.diff(matrix.indptr), np.random.default_rng(0)
     full = np.flatnonzero(entries > 0)
     few = np.minimum(entries[full], _MOST_IN_A_ROW)
     share = (np.arange(_MOST_IN_A_ROW) + random.random((len(full), _MOST_IN_A_ROW))) / few[:, None]
     place = matrix.indptr[full][:, None] + (share * entries[full][:, None]).astype(int)
     used = np.arange(_MOST_IN_A_ROW) < few[:, None]
-    return np.repeat(full, few), matrix.indices[place[used]], matrix.data[place[used]]
+    kept = np.zeros(len(entries), int)
+    kept[full] = few
+    ends = np.append(0, np.cumsum(kept))
+    return sp.csr_matrix((matrix.data[place[used]], matrix.indices[place[used]], ends), shape=matrix.shape)
 
 
-def _least_squares(matrix: Any, target: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the solution of least norm; the matrix is an array or sparse.
+def _least_squares(matrix: Any, strength: np.ndarray, target: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return the solution of least norm; the matrix, whose equations count by their strength, is an array or sparse.
 
-    ``start`` is 0 or the solution with other weights of the equations, from which an iteration begins.
+    ``start`` is 0 or the solution with other strengths of the equations, from which an iteration begins.
     """
+    target = strength * target
     if matrix.shape[1] > _MOST_UNKNOWNS:
         matrix = sp.csr_matrix(matrix)
 
-        def times(rows: Any, vector: np.ndarray) -> np.ndarray:
+        def times(vector: np.ndarray) -> np.ndarray:
             clock.check()
-            return rows @ vector
+            return strength * (matrix @ vector)
 
         watched = spl.LinearOperator(
-            matrix.shape, lambda v: times(matrix, v), rmatvec=lambda v: times(matrix.T, v), dtype=float
+            matrix.shape, times, rmatvec=lambda vector: matrix.T @ (strength * vector), dtype=float
         )
         return spl.lsmr(watched, target, atol=_ACCURACY, btol=_ACCURACY, maxiter=200, x0=start)[0]
+    matrix = _weighted(matrix, strength)
     normal, right = matrix.T @ matrix, matrix.T @ target
     # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
     solve = _factorised(normal, 1e-9 * max(1.0, normal.diagonal().max()))

@@ -191,8 +191,8 @@ class DenseAlgebra(Learning):
     @functools.cached_property
     def _thin(self) -> sp.csr_matrix | None:
         """The rows without their zeros, where these are most of them."""
-        thin = sp.csr_matrix(self.rows.A)
-        return thin if thin.nnz <= SIZES.thin * thin.shape[0] * thin.shape[1] else None
+        rows = self.rows.A
+        return sp.csr_matrix(rows) if np.count_nonzero(rows) <= SIZES.thin * rows.size else None
 
     def _is_flat(self, diagonal: np.ndarray, dense: np.ndarray | None) -> bool:
         """Return whether g is hardly curved along some direction, against where it is not steep near a border."""
