@@ -230,3 +230,12 @@ def test_a_large_matrix_is_passed_over_once(monkeypatch, shape):
     whole = f"tensor<{shape[0]}x{shape[1]}xf64>"
     assert sizes
     assert not any(whole in line for line in sizes)
+
+
+def test_a_matrix_stays_as_it_was_given():
+    array = np.arange(6.0).reshape(2, 3) + 1
+    operator = as_linear_map(array, "A")
+    stored = operator.to_scipy()
+    array[:] = 0.0
+    for matrix in (stored, operator.to_scipy()):
+        np.testing.assert_array_equal(matrix.toarray(), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])

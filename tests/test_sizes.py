@@ -135,6 +135,13 @@ def test_an_svm_needs_no_matrix_of_rows_by_rows_and_keeps_its_time_limit():
 
 
 @pytest.mark.slow
+def test_copies_of_a_full_matrix_are_few():
+    solution, peak = _peak(_made_up(2000, 100), np.full(2000, 3.0))
+    assert solution.success
+    assert peak <= 9 * 8 * (1.5 * 2000) * 101  # training and validation rows
+
+
+@pytest.mark.slow
 def test_a_sparse_matrix_is_never_copied_into_an_array():
     solution, peak = _peak(_chain(7000), np.zeros(3))
     assert solution.success
@@ -151,6 +158,7 @@ def test_compressed_rows_are_put_together_as_blocks(monkeypatch):
         np.testing.assert_array_equal(joint.toarray(), sp.block_array([[B, A], [X, None], [None, Y]]).toarray())
         np.testing.assert_allclose(compressed_rows.row_squares(joint), (joint.toarray() ** 2).sum(axis=1))
         assert joint.has_sorted_indices
+        assert not any(np.shares_memory(joint.data, part.data) for part in (B, A, X, Y))
 
 
 def test_sparse_kkt_systems_of_long_networks_are_solved_to_rounding():

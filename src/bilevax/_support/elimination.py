@@ -20,7 +20,7 @@ from bilevax._support.division import positive
 
 _SMALLEST = 300  # variables from which on elimination is worth looking for
 _MOST_CORE = 1500  # variables that may be left
-_ROWS_AT_A_TIME = 4000
+_ROWS_AT_A_TIME = 4000  # so that what is made of them is small beside all of them
 _FULL = 0.2  # share of the core's entries from which on arrays are the better form for it
 _RIGID = 1e-100  # what a bound that is an equation gives
 _MOST_STIFF = 1e11  # of a row without local variables: refinement takes out what that leaves
@@ -92,7 +92,7 @@ class Factor(NamedTuple):
 
 
 def _parts(rows: int) -> list[slice]:
-    """Return a few thousand rows at a time: what is made of them is then small beside all of them."""
+    """Return all rows, some at a time."""
     return [slice(first, first + _ROWS_AT_A_TIME) for first in range(0, rows, _ROWS_AT_A_TIME)]
 
 
@@ -139,7 +139,7 @@ def split(hessian: Any, matrix: Any) -> Split | None:
         hessian=hessian[core][:, core].toarray(),
         rows=rows,
         A=A,
-        B=sp.csr_matrix(sp.vstack(of_local)) if of_local else matrix[rows][:, local],
+        B=sp.vstack([matrix[:0][:, local], *of_local], format="csr"),
         own=own,
         bounded=place[matrix.indices[at]],
         bound=matrix.data[at],

@@ -104,7 +104,10 @@ def _reduced(by: np.ufunc, matrix: sp.csr_matrix, numbers: np.ndarray) -> np.nda
 
 
 def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: sp.csr_matrix) -> sp.csr_matrix:
-    """Return the rows ``[B, A]`` with rows of x alone and rows of y alone below, without zeros, entries in order."""
+    """Return the rows ``[B, A]`` with rows of x alone and rows of y alone below, without zeros, entries in order.
+
+    It shares nothing with them.
+    """
     (count, n_x), n_y = B.shape, A.shape[1]
     shape, of_sets = (count + of_x.shape[0] + of_y.shape[0], n_x + n_y), count + of_x.shape[0]
     if shape[0] * shape[1] <= _FEW_ENTRIES:  # one array is made faster than three sparse matrices
@@ -115,6 +118,7 @@ def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: 
     moved = sp.csr_matrix((of_y.data, of_y.indices + n_x, of_y.indptr), shape=(of_y.shape[0], n_x + n_y))
     widened = sp.csr_matrix((of_x.data, of_x.indices, of_x.indptr), shape=(of_x.shape[0], n_x + n_y))
     matrix = on_top([beside(B, A), widened, moved])
+    matrix = matrix.copy() if matrix is widened or matrix is moved else matrix  # their numbers are those of the sets
     matrix.eliminate_zeros()
     matrix.sort_indices()
     return matrix

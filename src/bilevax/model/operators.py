@@ -379,6 +379,7 @@ def _from_array(matrix: Any, name: str) -> LinearMap:
             f"{name}: expected a matrix (or a scalar, for one variable), got an array of shape {array.shape}."
         )
     _check_finite(array, name)
+    array = array.copy() if array is matrix else array  # the user's own array may be used for something else later
     # One row and one variable: a product of vectors, which batches far better than a 1 x 1 matrix.
     if array.shape == (1, 1):
         return Diagonal(array[0])
