@@ -3,14 +3,19 @@
 SciPy's own functions convert and check at every step, which for the matrices of a small problem is most of their time.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support import clock
+
 # Matrices with up to this many entries, zeros included, are put together as arrays.
 _FEW_ENTRIES = 20_000
+# Entries that are looked at at a time, so that what is made of them is small beside a large matrix.
+_ENTRIES_AT_A_TIME = 100_000
 
 
 def compressed(array: np.ndarray) -> sp.csr_matrix:
@@ -101,6 +106,28 @@ def _reduced(by: np.ufunc, matrix: sp.csr_matrix, numbers: np.ndarray) -> np.nda
     if filled.any():
         found[filled] = by.reduceat(numbers, matrix.indptr[:-1][filled])
     return found
+
+
+def fingerprints(matrix: sp.csr_matrix) -> np.ndarray:
+    """Return 64 bits a row, by which rows with other entries are told apart: sums of bits mixed from each entry."""
+    ends, found = matrix.indptr, np.zeros(matrix.shape[0], np.uint64)
+    blocks = np.searchsorted(ends, np.arange(0, ends[-1], _ENTRIES_AT_A_TIME), side="right") - 1
+    for first, last in itertools.pairwise([*np.unique(blocks), matrix.shape[0]]):
+        clock.check()
+        part, filled = slice(ends[first], ends[last]), np.flatnonzero(np.diff(ends[first : last + 1])) + first
+        values = matrix.data[part].round(10) + 0.0  # no negative zero
+        bits = _mixed(_mixed(matrix.indices[part].astype(np.uint64)) ^ values.view(np.uint64))
+        if len(bits):
+            found[filled] = np.add.reduceat(bits, ends[filled] - ends[first])
+    return found
+
+
+def _mixed(bits: np.ndarray) -> np.ndarray:
+    """Return numbers in which each bit depends on all bits of the argument (the finaliser of SplitMix64)."""
+    bits = bits + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: sp.csr_matrix) -> sp.csr_matrix:

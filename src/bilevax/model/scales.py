@@ -17,7 +17,6 @@ scale.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +26,7 @@ import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
 from bilevax._support import clock
-from bilevax.model.compressed_rows import entries_of, joint_matrix, row_largest
+from bilevax.model.compressed_rows import entries_of, fingerprints, joint_matrix, row_largest
 
 if TYPE_CHECKING:
     from bilevax.model.flat import FlatProblem
@@ -43,7 +42,6 @@ _MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matr
 _FEW = 0.1  # share of entries up to which its normal equations are solved by sparse algebra
 _MOST_ENTRIES = 200_000  # of one matrix: more are sampled; where the unknowns make the fit iterative,
 _MOST_IN_A_ROW = 8  # those of a row, if there are twice as many on average: a scale that no entry tells would drift
-_ENTRIES_AT_A_TIME = 100_000  # of a matrix, so that what is made of them is small beside it
 _ACCURACY = 1e-8  # of an iterative fit: its answer, rounded to powers of two, must not depend on it
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
@@ -166,31 +164,9 @@ class RowGroups:
 
 def _grouped(unit: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row of each group of equal rows, and the group of each row."""
-    _, first, member = np.unique(_fingerprints(unit), return_index=True, return_inverse=True)
+    _, first, member = np.unique(fingerprints(unit), return_index=True, return_inverse=True)
     order = np.argsort(first)  # groups in the order in which they appear
     return first[order], np.argsort(order)[member]
-
-
-def _fingerprints(matrix: sp.csr_matrix) -> np.ndarray:
-    """Return 64 bits a row, by which rows with other entries are told apart: sums of bits mixed from each entry."""
-    ends, found = matrix.indptr, np.zeros(matrix.shape[0], np.uint64)
-    blocks = np.searchsorted(ends, np.arange(0, ends[-1], _ENTRIES_AT_A_TIME), side="right") - 1
-    for first, last in itertools.pairwise([*np.unique(blocks), matrix.shape[0]]):
-        clock.check()
-        part, filled = slice(ends[first], ends[last]), np.flatnonzero(np.diff(ends[first : last + 1])) + first
-        values = matrix.data[part].round(10) + 0.0  # no negative zero
-        bits = _mixed(_mixed(matrix.indices[part].astype(np.uint64)) ^ values.view(np.uint64))
-        if len(bits):
-            found[filled] = np.add.reduceat(bits, ends[filled] - ends[first])
-    return found
-
-
-def _mixed(bits: np.ndarray) -> np.ndarray:
-    """Return numbers in which each bit depends on all bits of the argument (the finaliser of SplitMix64)."""
-    bits = bits + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 class _Unknowns:
