@@ -1,6 +1,7 @@
 """Run by `test_spread` in a process with two devices: what is spread over them stays there, and finds the same."""
 
 import re
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -15,6 +16,7 @@ from bilevax.driver import compiled
 from bilevax.model.operators import SpreadRows
 from bilevax.model.problem import place, validate
 from bilevax.solvers.default.hypergradient import choice
+from known import linear_rows
 
 ROWS, COLUMNS = 8192, 6  # more rows than are copied to be looked at side by side
 COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -97,14 +99,16 @@ def check_traffic(put):
     """A step of SFLCB is one all-reduce for the rows and one for the data, of no more numbers than y has."""
     problem, x0 = svm(put)
     solver = bx.SFLCB()
-    assert isinstance(problem.coupling[0].A, SpreadRows)
+    assert isinstance(linear_rows(problem).A, SpreadRows)
     begin, _ = compiled.parts_of_run(problem, None, solver, 1e-6, 1e-8)
     placed, method = place(problem, np.float64), place(solver, np.float64)
-    program = compiled.advance.lower(placed, method, begin(x0), jnp.asarray(100), jnp.asarray(1e-6), jnp.asarray(1e-8))
+    program = cast(Any, compiled.advance).lower(
+        placed, method, begin(x0), jnp.asarray(100), jnp.asarray(1e-6), jnp.asarray(1e-8)
+    )
     text = program.compile().compiled.as_text()
-    lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
-    assert {COLLECTIVE.search(line)[1] for line in lines} == {"all-reduce"}
-    steps = [line for line in lines if "while/body/while/body" in line]
+    found = [(match[1], line) for line in text.splitlines() if (match := COLLECTIVE.search(line))]
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    steps = [line for _, line in found if "while/body/while/body" in line]
     assert 1 <= len(steps) <= 2, steps
     shapes = [shape for line in steps for shape in re.findall(r"f64\[([\d,]*)\]", line.split(" all-reduce")[0])]
     assert sum(np.prod([int(side) for side in shape.split(",")]) for shape in shapes) == 3 * COLUMNS, steps

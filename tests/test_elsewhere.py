@@ -129,9 +129,9 @@ def test_methods_are_compared_by_processes_as_by_one():
 class Losing(concurrent.futures.ThreadPoolExecutor):
     """An executor that loses the case of number 1."""
 
-    def submit(self, function, family, seed, index):
-        if index != 1:
-            return super().submit(function, family, seed, index)
+    def submit(self, function, /, *arguments, **options):
+        if arguments[-1] != 1:
+            return super().submit(function, *arguments, **options)
         future = concurrent.futures.Future()
         future.set_exception(ConnectionError("gone"))
         return future

@@ -13,7 +13,7 @@ import pytest
 
 import bilevax as bx
 from bilevax.app.experiments import delta, methods, networks, roads, seville, svm, toy
-from bilevax.app.experiments.__main__ import FIGURES, main
+from bilevax.app.experiments.__main__ import FIGURES, _made_by, main
 from bilevax.app.experiments.report import TIME, Report
 from bilevax.app.experiments.trajectory import first_state, follow_steps, marks
 from bilevax.datasets import diabetes, network, paper_splits, quadratic_features
@@ -189,3 +189,10 @@ def test_command_writes_and_prints(
     assert "Default: 4 of 4 ends lie within" in printed.out
     assert "toy.png" in printed.err
     assert (tmp_path / "toy.txt").read_text().strip() == printed.out.strip()
+
+
+@pytest.mark.slow
+def test_a_figure_that_fails_in_another_process_is_told(tmp_path):
+    [(name, made)] = _made_by(1, ["nothing"], tmp_path)
+    assert name == "nothing"
+    assert isinstance(made, KeyError)
