@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import bilevax as bx
 from bilevax._support import trees
 from bilevax.driver import compiled
+from bilevax.model import operators
 from bilevax.model.operators import SpreadRows
 from bilevax.model.problem import place, validate
 from bilevax.solvers.default.hypergradient import choice
@@ -69,6 +70,13 @@ def check_run(put):
         runs.append((found.x, found.y, found.multipliers))
     assert distance(*runs) <= 1e-12
     assert found.x.sharding.spec == found.multipliers.sharding.spec == PartitionSpec("rows")
+
+
+def check_blocks(put):
+    """The same where each device passes over its rows in blocks."""
+    global ROWS
+    ROWS, operators._LARGE, operators._BLOCK = ROWS + 20, 0, 48 * 1000
+    check_run(put)
 
 
 def check_divergence(put):
@@ -157,7 +165,7 @@ def main():
     assert jax.device_count() == 2
     automatic, explicit = spread(AxisType.Auto), spread(AxisType.Explicit)
     check_traffic(automatic)
-    for check in (check_traffic, check_run, check_divergence, check_steps, check_default):
+    for check in (check_traffic, check_run, check_divergence, check_steps, check_default, check_blocks):
         check(explicit)
 
 

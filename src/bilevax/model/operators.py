@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as Spec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
 from bilevax._support.trees import host_floats, is_concrete, is_spread, placement, zeros
@@ -112,8 +111,11 @@ class Dense(LinearMap):
         return self.stored @ vector if self.is_transposed else vector @ self.stored
 
     def there_and_back(self, vectors, respond, rows):
-        if not _is_large(self.stored):
-            return super().there_and_back(vectors, respond, rows)
+        whole = super().there_and_back
+        return (self.in_blocks if _is_large(self.stored) else whole)(vectors, respond, rows)
+
+    def in_blocks(self, vectors: tuple[Array, ...], respond: Respond, rows: PyTree) -> tuple[Any, PyTree]:
+        """Return `there_and_back`, block of rows after block of rows."""
         count, columns = self.shape
         block = max(1, _BLOCK // (columns * self.stored.dtype.itemsize))
 
@@ -136,7 +138,7 @@ class Dense(LinearMap):
 
 
 def _is_large(matrix: Any) -> bool:
-    return matrix.size * matrix.dtype.itemsize > _LARGE
+    return matrix.size * matrix.dtype.itemsize > _LARGE and jax.default_backend() == "cpu"  # GPUs do without blocks
 
 
 class SpreadRows(LinearMap):
@@ -157,12 +159,15 @@ class SpreadRows(LinearMap):
         return self.whole.rmv(vector)
 
     def there_and_back(self, vectors, respond, rows):
+        in_blocks = _is_large(self.whole.stored)  # as a whole, since the cores of a processor share its cache
+
         def on_each(part: Dense, vectors: tuple[Array, ...], rows: PyTree) -> tuple[tuple[Array, ...], PyTree]:
-            pulls, new = part.there_and_back(vectors, respond, rows)
+            pulls, new = (part.in_blocks if in_blocks else part.there_and_back)(vectors, respond, rows)
             return tuple(jax.lax.psum(jnp.stack(pulls), self.axis)), new  # all that has to travel, at once
 
-        by_row, stored = Spec(self.axis), Spec(None, self.axis) if self.whole.is_transposed else Spec(self.axis)
-        specs = {"in_specs": (stored, Spec(), by_row), "out_specs": (Spec(), by_row)}
+        by_row, everywhere = PartitionSpec(self.axis), PartitionSpec()
+        stored = PartitionSpec(None, self.axis) if self.whole.is_transposed else by_row
+        specs = {"in_specs": (stored, everywhere, by_row), "out_specs": (everywhere, by_row), "check_vma": False}
         return jax.shard_map(on_each, mesh=self.mesh, **specs)(self.whole, vectors, rows)
 
     def to_scipy(self):
@@ -381,17 +386,15 @@ def _from_array(matrix: Any, name: str) -> LinearMap:
     _check_finite(array, name)
     array = array.copy() if array is matrix else array  # the user's own array may be used for something else later
     # One row and one variable: a product of vectors, which batches far better than a 1 x 1 matrix.
-    if array.shape == (1, 1):
-        return Diagonal(array[0])
-    return _spread_rows(array) if is_spread(array) else Dense(array)
+    dense = _spread_rows if is_spread(array) else Dense
+    return Diagonal(array[0]) if array.shape == (1, 1) else dense(array)
 
 
 def _spread_rows(array: Array) -> LinearMap:
     """Return a matrix that is spread over devices: by its rows, or in another way of which XLA has to make the best."""
     mesh, spec = placement(array)
     by_row, by_column = (*spec, None, None)[:2]
-    whole = Dense(array)
-    return whole if by_row is None or by_column is not None else SpreadRows(whole, mesh, by_row)
+    return SpreadRows(Dense(array), mesh, by_row) if by_row is not None and by_column is None else Dense(array)
 
 
 def _check_finite(numbers: Any, name: str) -> None:
