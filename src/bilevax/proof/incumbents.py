@@ -27,7 +27,7 @@ class Incumbent:
 
 def incumbent_at(flat: FlatProblem, x: np.ndarray) -> Incumbent | None:
     """Return x with its lower level solved exactly; None where x is not in X, or there is no proven minimiser."""
-    x = np.where(np.abs(x) <= PROOF.rounding * (1 + np.abs(x).max()), 0.0, x)
+    x = np.where(np.abs(x) <= PROOF.feasible * (1 + np.abs(x).max()), 0.0, x)
     x = np.clip(x, *flat.x_rows.intervals())  # where minimisers tie, rounding would choose among them
     if flat.x_rows.violation(x) > PROOF.on_x_set:
         return None
