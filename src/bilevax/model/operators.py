@@ -111,8 +111,8 @@ class Dense(LinearMap):
         return self.stored @ vector if self.is_transposed else vector @ self.stored
 
     def there_and_back(self, vectors, respond, rows):
-        whole = super().there_and_back
-        return (self.in_blocks if _is_large(self.stored) else whole)(vectors, respond, rows)
+        pass_over = self.in_blocks if _is_large(self.stored) else super().there_and_back
+        return pass_over(vectors, respond, rows)
 
     def in_blocks(self, vectors: tuple[Array, ...], respond: Respond, rows: PyTree) -> tuple[Any, PyTree]:
         """Return `there_and_back`, block of rows after block of rows."""
@@ -323,9 +323,8 @@ def as_linear_map(matrix: Any, name: str) -> LinearMap:
     # Who has not loaded lineax, or JAX's sparse matrices, has none to give: no reason to load them here.
     if "lineax" in sys.modules and isinstance(matrix, sys.modules["lineax"].AbstractLinearOperator):
         return _from_lineax(matrix, name)
-    if "jax.experimental.sparse" in sys.modules and isinstance(
-        matrix, sys.modules["jax.experimental.sparse"].JAXSparse
-    ):
+    sparse = sys.modules.get("jax.experimental.sparse")
+    if sparse is not None and isinstance(matrix, sparse.JAXSparse):
         matrix = _from_jax(matrix, name)
     if sp.issparse(matrix):
         return _from_scipy(matrix, name)
