@@ -251,8 +251,7 @@ class Sparse(LinearMap):
 
     def to_scipy(self):
         order = np.argsort(np.asarray(self.forward.position))
-        rows, start = [], 0
-        columns, values = [], []
+        rows, columns, values, start = [], [], [], 0
         for block_columns, block_values in zip(self.forward.columns, self.forward.values, strict=True):
             count, width = block_columns.shape
             rows.append(np.repeat(order[start : start + count], width))
