@@ -5,7 +5,7 @@ blocks is the sum of their least values.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,10 +13,7 @@ import scipy.sparse as sp
 from bilevax.proof.incumbents import Incumbent
 from bilevax.proof.least_distance import reduce
 from bilevax.proof.program import ComplementarityProgram
-from bilevax.proof.tree import Tree
-
-Allowed = Callable[[float], float]
-Evaluate = Callable[[np.ndarray], Incumbent | None]
+from bilevax.proof.tree import Allowed, Evaluate, Searched, Tree
 
 
 def block_variables(program: ComplementarityProgram) -> list[np.ndarray]:
@@ -51,11 +48,11 @@ def block_program(program: ComplementarityProgram, variables: np.ndarray, first:
     )
 
 
-class Forest:
+class Forest(Searched):
     """The trees of all blocks, to be used as a `Tree` of the whole."""
 
     def __init__(self, program: ComplementarityProgram, blocks: list[np.ndarray], evaluate: Evaluate, allowed: Allowed):
-        self.evaluate, self.allowed, self.best = evaluate, allowed, None
+        super().__init__(evaluate, allowed)
         self._size, self._blocks = len(program.cost), blocks
         share = lambda value: allowed(value) / len(blocks)
         self.trees = []
@@ -69,25 +66,10 @@ class Forest:
         return sum(tree.nodes for tree in self.trees)
 
     @property
-    def upper(self) -> float:
-        """The exact value of the best point so far."""
-        return np.inf if self.best is None else self.best.value
-
-    @property
-    def cutoff(self) -> float:
-        """From where on a lower bound is good enough."""
-        return self.upper - self.allowed(self.upper) if np.isfinite(self.upper) else np.inf
-
-    @property
     def lower_bound(self) -> float:
         """What no point of the problem is below."""
         bounds = [tree.lower_bound for tree in self.trees]
         return -np.inf if -np.inf in bounds else min(sum(bounds), self.upper)
-
-    def offer(self, found: Incumbent | None) -> None:
-        """Take a point as the incumbent if it is better."""
-        if found is not None and found.value < self.upper:
-            self.best = found
 
     def search(self) -> Iterator[None]:
         """Search all trees one after the other, their roots first, and put their best points together."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from bilevax._support.clock import OutOfTime
 from bilevax.model.flat import FlatProblem
-from bilevax.proof.blocks import Allowed, Evaluate, Forest, block_variables
+from bilevax.proof.blocks import Forest, block_variables
 from bilevax.proof.bounds import Bounds
 from bilevax.proof.building import Unsupported, build
 from bilevax.proof.incumbents import best_incumbent, incumbent_at
@@ -16,7 +16,7 @@ from bilevax.proof.others import bounds_by_others
 from bilevax.proof.program import ComplementarityProgram
 from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
-from bilevax.proof.tree import Tree
+from bilevax.proof.tree import Allowed, Evaluate, Tree
 
 
 def global_bounds(

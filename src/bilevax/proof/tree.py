@@ -15,6 +15,9 @@ from bilevax.proof.program import ComplementarityProgram
 from bilevax.proof.relaxation import Relaxation, Relaxed
 from bilevax.proof.settings import PROOF
 
+Evaluate = Callable[[np.ndarray], Incumbent | None]
+Allowed = Callable[[float], float]
+
 
 @dataclasses.dataclass(frozen=True)
 class Node:
@@ -51,34 +54,20 @@ class Effects:
         return np.maximum(rate, 0.0) * distances**2
 
 
-class Tree:
-    """The search tree: `lower_bound` is proven at any time.
+class Searched:
+    """The best point of a search so far, and how good a bound has to be.
 
     Parameters
     ----------
-    program, reduced
-        The program, and the same reduced.
     evaluate
         Returns what a point of the program is worth, evaluated exactly; None where it is no point of the problem.
     allowed
         Returns from a value how far below it a bound may be left.
     """
 
-    def __init__(
-        self,
-        program: ComplementarityProgram,
-        reduced: LeastDistance,
-        evaluate: Callable[[np.ndarray], Incumbent | None],
-        allowed: Callable[[float], float],
-    ):
-        self.reduced, self.evaluate, self.allowed = reduced, evaluate, allowed
-        self.pairs, self.relaxation = Pairs(program, reduced), Relaxation(reduced)
+    def __init__(self, evaluate: Evaluate, allowed: Allowed):
+        self.evaluate, self.allowed = evaluate, allowed
         self.best: Incumbent | None = None
-        self.effects = Effects.none(self.pairs.count)
-        self.heap: list[tuple[float, int, Node]] = []
-        self.closed = np.inf  # the least bound of what was left: leaves that could not be settled
-        self.nodes = 0
-        self._order, self._begun = itertools.count(), False
 
     @property
     def upper(self) -> float:
@@ -89,6 +78,24 @@ class Tree:
     def cutoff(self) -> float:
         """Nodes with a bound from here on are of no interest."""
         return self.upper - self.allowed(self.upper) if np.isfinite(self.upper) else np.inf
+
+    def offer(self, found: Incumbent | None) -> None:
+        """Take a point as the incumbent if it is better."""
+        if found is not None and found.value < self.upper:
+            self.best = found
+
+
+class Tree(Searched):
+    """The search tree of a program and the same reduced: `lower_bound` is proven at any time."""
+
+    def __init__(self, program: ComplementarityProgram, reduced: LeastDistance, evaluate: Evaluate, allowed: Allowed):
+        super().__init__(evaluate, allowed)
+        self.reduced, self.pairs, self.relaxation = reduced, Pairs(program, reduced), Relaxation(reduced)
+        self.effects = Effects.none(self.pairs.count)
+        self.heap: list[tuple[float, int, Node]] = []
+        self.closed = np.inf  # the least bound of what was left: leaves that could not be settled
+        self.nodes = 0
+        self._order, self._begun = itertools.count(), False
 
     @property
     def lower_bound(self) -> float:
@@ -160,11 +167,6 @@ class Tree:
         guess = self._relax(sides, -np.inf, node.relaxed.multipliers)
         if guess.relaxed.s is not None and guess.bound < self.upper:
             self.offer(self.evaluate(self.reduced.point(guess.relaxed.s)))
-
-    def offer(self, found: Incumbent | None) -> None:
-        """Take a point as the incumbent if it is better."""
-        if found is not None and found.value < self.upper:
-            self.best = found
 
     def _branch(self, node: Node, slack: np.ndarray, force: np.ndarray) -> None:
         """Try the two sides of the most promising pairs and branch on the best of them."""
