@@ -125,9 +125,8 @@ class TangentSearch:
         yield Snapshot(now.x, now.y, "start", now.value)
         radius, converged = TANGENTS.first_radius, False
         for number in range(TANGENTS.steps):
-            trial, promised = diary.once(f"step {number}", functools.partial(self._step, now, radius))
-            size = 1 + abs(now.value)
-            if promised <= TANGENTS.worth * self._rtol**2 * size:
+            trial, promised, unit = diary.once(f"step {number}", functools.partial(self._step, now, radius))
+            if promised <= TANGENTS.worth * self._rtol**2 * (unit + abs(now.value)):
                 converged = trial is not None
                 break
             if trial is None or not now.value - trial.value >= TANGENTS.poor * promised:
@@ -156,20 +155,21 @@ class TangentSearch:
             found = self._follower.answer(x, y, first)
         return found
 
-    def _step(self, now: Answered, radius: float) -> tuple[Answered | None, float]:
-        """Return the answer at the minimiser of the tangent problem in the trust region, and what that promised."""
+    def _step(self, now: Answered, radius: float) -> tuple[Answered | None, float, float]:
+        """Return the answer at the minimiser of the tangent problem in the trust region, its promise, and f's unit."""
         flat, problem = self._flat, self._follower.tangent(now.x, now.y, now.multipliers)
         user = FlatProblem(problem, flat.x_like, flat.y_like)
-        reach = radius * equilibrated(user, flat.x_tree(now.x), flat.y_tree(now.y)).scales.x
+        natural = equilibrated(user, flat.x_tree(now.x), flat.y_tree(now.y)).scales
+        reach, unit = radius * natural.x, 1 / natural.upper
         family = problem.family if isinstance(problem, DerivedProblem) else None
         near = derived(problem, family, x_set=Region(problem.x_set, now.x - reach, now.x + reach))
         last = self._minimised(near, now.x, now.y)
         if last is None:
-            return None, np.inf
+            return None, np.inf, unit
         promised = now.value - flat.value("upper", last.x, last.y)
         if np.abs((last.x - now.x) / reach).max(initial=0.0) * radius <= TANGENTS.same:
-            return now, 0.0
-        return self._follower.answer(last.x, last.y, now.multipliers), promised
+            return now, 0.0, unit
+        return self._follower.answer(last.x, last.y, now.multipliers), promised, unit
 
     def _minimised(self, problem: BilevelProblem, x: np.ndarray, y: np.ndarray) -> Snapshot | None:
         """Return where the search on a tangent problem ends."""
