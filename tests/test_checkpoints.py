@@ -196,7 +196,7 @@ def test_what_the_sparse_path_has_learned_is_resumed(tmp_path, certified_once):
         broken_off(stop, problem, x0, checkpoint=tmp_path / "next.ckpt", **settings)
         (tmp_path / "next.ckpt").rename(path)
         settings = {"resume": path}
-        same_answer(bx.solve(problem, x0, **settings), whole)
+    same_answer(bx.solve(problem, x0, **settings), whole)
 
 
 def test_a_run_stopped_by_its_callback_is_resumed(tmp_path):
