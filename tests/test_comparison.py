@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.driver import comparison as comparing
+from bilevax.exact.hyperobjective import Hyperobjective
 from bilevax.problems import toy
 
 METHODS = {
@@ -22,6 +24,13 @@ METHODS = {
 @pytest.fixture(scope="module")
 def comparison():
     return bx.compare(toy(), 0.7, METHODS, max_steps=400, points=5)
+
+
+def test_one_exact_phi_judges_all_methods(monkeypatch):
+    made = []
+    monkeypatch.setattr(comparing, "Hyperobjective", lambda *given: made.append(given) or Hyperobjective(*given))
+    bx.compare(toy(), 0.7, {"default": bx.Default(), "GAM": bx.GAM()}, max_steps=2, points=1)
+    assert len(made) == 1
 
 
 @pytest.mark.slow

@@ -4,13 +4,16 @@ import concurrent.futures
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevax as bx
 from attack.runner import Task, run_case, run_on
+from bilevax._support.elsewhere import as_they_come, opened
 from bilevax.solvers.default import Default
 from test_docs import script
 
@@ -48,19 +51,50 @@ def test_processes_find_what_one_finds():
     assert_same(bx.multistart(problem, STARTS, workers=2), bx.multistart(problem, STARTS))
 
 
-def test_any_executor_will_do():
+class Remembering(concurrent.futures.ThreadPoolExecutor):
+    """An executor that knows what it was asked to do."""
+
+    asked: ClassVar[list[str]] = []
+
+    def submit(self, function, /, *arguments, **options):
+        self.asked.append(function.__name__)
+        return super().submit(function, *arguments, **options)
+
+
+def test_any_executor_will_do_searches_and_certificates():
     problem = toy()
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        assert_same(bx.multistart(problem, STARTS, executor=executor), bx.multistart(problem, STARTS))
+    with Remembering(1) as executor:
+        found = bx.multistart(problem, STARTS, executor=executor)
+    assert_same(found, bx.multistart(problem, STARTS))
+    assert executor.asked == ["_searched"] * len(STARTS) + ["_certified"] * len(found)
+
+
+def compiled_programs(number):
+    """Return how many programs were found in the cache, and how many were not, when this one was needed."""
+    told = []
+    jax.monitoring.register_event_listener(lambda event, **_: told.append(event.rpartition("/")[2]))
+    jax.jit(lambda x: jnp.sin(x) + number)(1.0)
+    return told.count("cache_hits"), told.count("cache_misses")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """One process of this machine, another where it dies."""
+    with opened(1) as pool:
+        yield pool
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_takes_its_start_along_and_no_other():
+def test_a_worker_that_dies_takes_its_start_along_and_the_next_has_its_programs(pool):
+    number = np.random.default_rng().uniform()  # which no run before this one has seen
+    programs = lambda: next(as_they_come(pool, compiled_programs, ["any"], lambda _: (number,)))[1]
+    assert programs() == (0, 1)
     with pytest.warns(UserWarning, match="was lost with its worker"):
-        found = bx.multistart(toy(), STARTS, solver=Fragile(), workers=1)
+        found = bx.multistart(toy(), STARTS, solver=Fragile(), executor=pool)
     assert found.answer_of.tolist().count(-1) == 1
     assert found.answer_of[-1] == -1
     assert len(found.statuses) == len(STARTS) - 1
+    assert programs() == (1, 0)
 
 
 def test_an_error_of_a_start_is_a_warning_and_the_others_count():
@@ -79,20 +113,21 @@ def test_an_error_of_a_start_is_a_warning_and_the_others_count():
 @pytest.mark.slow
 def test_a_dask_cluster_with_a_worker_killed_and_the_script_of_the_page(tmp_path):
     distributed = pytest.importorskip("distributed")
-    problem = toy()
+    problem, dead = toy(), tmp_path / "dead"
     expected = bx.multistart(problem, STARTS)
     with (
         distributed.LocalCluster(2, processes=True, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
         executor = client.get_executor()
-        executor.submit(os._exit, 1)  # a worker dies; its tasks are given to others
+        executor.submit(lambda: dead.exists() or (dead.touch(), os._exit(1)))  # its tasks are given to others
         assert_same(bx.multistart(problem, STARTS, executor=executor), expected)
+        assert dead.exists()
         path = tmp_path / "starts.py"
-        path.write_text(script("parallel.md", "starts.py"))
+        path.write_text(script("parallel.md", "starts.py").replace("problem, 32,", "problem, 6,"))
         command = [sys.executable, str(path), cluster.scheduler_address]
         told = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert told.stdout == f"{bx.multistart(problem, 32)}\n", told.stderr
+    assert told.stdout == f"{bx.multistart(problem, 6)}\n", told.stderr
 
 
 @pytest.mark.parametrize(
@@ -116,9 +151,9 @@ class Deadly(Default):
 
 
 @pytest.mark.slow
-def test_methods_are_compared_by_processes_as_by_one():
+def test_methods_are_compared_by_processes_as_by_one(pool):
     solvers = {"default": Default(), "steps": bx.SFLCB(), "deadly": Deadly()}
-    found = bx.compare(toy(), 0.7, solvers, points=3, max_steps=200, workers=1)
+    found = bx.compare(toy(), 0.7, solvers, points=3, max_steps=200, executor=pool)
     alone = bx.compare(toy(), 0.7, {name: solvers[name] for name in ("default", "steps")}, points=3, max_steps=200)
     untimed = lambda row: {key: value for key, value in row.items() if key != "seconds"}
     assert [untimed(row) for row in found.rows()[:2]] == [untimed(row) for row in alone.rows()]

@@ -61,7 +61,7 @@ def program_of(p: Quadratics):
     return complementarity_program((p.W, p.w, 0.0), LowerGradient(p.c, p.R, p.Q), follower, leader)
 
 
-def search(p: Quadratics, gap: float = 1e-6) -> Tree:
+def planted(p: Quadratics, gap: float = 1e-6) -> Tree:
     program = program_of(p)
 
     def value(z: np.ndarray) -> Incumbent:
@@ -69,7 +69,11 @@ def search(p: Quadratics, gap: float = 1e-6) -> Tree:
         both = np.concatenate([x, y])
         return Incumbent(float(0.5 * both @ p.W @ both + p.w @ both), x, y, multipliers)
 
-    tree = Tree(program, reduce(program), value, lambda value: gap * (1 + abs(value)))
+    return Tree(program, reduce(program), value, lambda value: gap * (1 + abs(value)))
+
+
+def search(p: Quadratics, gap: float = 1e-6) -> Tree:
+    tree = planted(p, gap)
     for _ in tree.search():
         pass
     return tree

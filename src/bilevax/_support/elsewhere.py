@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -45,6 +46,16 @@ def dask_executor(address: str | None) -> Any:
         raise ValueError(f"dask: expected a scheduler at {address}: {error}.") from error
 
 
+def opened(executor: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with an executor for several calls of `as_they_come`: for a number, processes that start now."""
+    return _Pool(executor) if isinstance(executor, int) else contextlib.nullcontext(executor)
+
+
+def size_of(executor: Any) -> int:
+    """Return how many workers an executor has for certain."""
+    return executor.workers if isinstance(executor, _Pool) else 1
+
+
 def as_they_come(
     executor: Any,
     function: Callable[..., Any],
@@ -57,28 +68,29 @@ def as_they_come(
     Parameters
     ----------
     executor
-        Of `concurrent.futures`, or how many processes of this machine to use.
+        Of `concurrent.futures`, what `opened` gave, or how many processes of this machine to use.
     function, arguments
         The function, which the workers have to be able to import, and from a key its arguments when it is begun.
     ends
         By `time.monotonic`, when nobody waits any more: keys without a result are then left out.
     """
-    with _Pool(executor) if isinstance(executor, int) else contextlib.nullcontext(executor) as pool:
+    with opened(executor) as pool:
         waiting, failures = list(keys), 0
         while waiting:
-            futures = {pool.submit(function, *arguments(key)): key for key in waiting}
-            broken = False
+            futures, broken = {}, False
             try:
+                futures.update((pool.submit(function, *arguments(key)), key) for key in waiting)
                 timeout = ends - time.monotonic() if np.isfinite(ends) else None
                 for future in concurrent.futures.as_completed(futures, timeout):
                     key, error = futures[future], future.exception()
-                    broken = isinstance(error, concurrent.futures.BrokenExecutor)
-                    if broken:
-                        break
+                    if isinstance(error, concurrent.futures.BrokenExecutor):
+                        raise error
                     waiting.remove(key)
                     yield key, future.result() if error is None else error
             except TimeoutError:
                 return
+            except concurrent.futures.BrokenExecutor:
+                broken = True
             finally:
                 for future in futures:
                     future.cancel()
@@ -89,39 +101,62 @@ def as_they_come(
                 yield from ((key, RuntimeError("the pool is broken")) for key in waiting)
                 return
             # One of those at work took its worker along: the first of those still waiting is the likely one.
+            pool.forget()
             yield waiting.pop(0), RuntimeError("its process died")
-            pool.renew()
 
 
 class _Pool(contextlib.AbstractContextManager):
-    """Processes of this machine, renewed where one dies."""
+    """Processes of this machine, others where one dies."""
 
     def __init__(self, workers: int):
-        self._workers = workers
+        self.workers = workers
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "_Pool":
-        self.renew()
+        for _ in range(self.workers):  # they get ready while others are still thinking about what to do
+            self.submit(_nothing)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def renew(self) -> None:
-        """Begin with new processes."""
-        context = multiprocessing.get_context("spawn")  # JAX has threads, which do not survive a fork
-        cache = jax.config.values["jax_compilation_cache_dir"]
-        self._pool = concurrent.futures.ProcessPoolExecutor(self._workers, context, _begin, (cache,))
+    def forget(self) -> None:
+        """Do what comes next with other processes."""
+        self._pool = None
 
     def submit(self, function: Callable, *arguments: Any) -> concurrent.futures.Future:
         """Run a function in one of the processes."""
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")  # JAX has threads, which do not survive a fork
+            self._pool = concurrent.futures.ProcessPoolExecutor(self.workers, context, _begin, (_shared_folder(),))
         return self._pool.submit(function, *arguments)
 
 
-def _begin(cache: str | None) -> None:
-    """Share the compiled programs of the process that began this one."""
-    if cache is not None:
-        jax.config.update("jax_compilation_cache_dir", cache)
+def _shared_folder() -> str | None:
+    """Return where processes share compiled programs; None where JAX is told to keep none.
+
+    That is the folder JAX was told, or one that lives as long as this process.
+    """
+    if not jax.config.values["jax_enable_compilation_cache"]:
+        return None
+    return jax.config.values["jax_compilation_cache_dir"] or _temporary_folder().name
+
+
+@functools.cache
+def _temporary_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="bilevax-compiled-", ignore_cleanup_errors=True)
+
+
+def _begin(folder: str | None) -> None:
+    """Share compiled programs with other processes, however fast they were compiled."""
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _nothing() -> None:
+    """Do nothing: who does that has begun."""
 
 
 def pickled(tree: Any) -> bytes:

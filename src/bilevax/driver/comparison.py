@@ -1,6 +1,7 @@
 """Several methods on one problem, all judged alike: by the lower level solved exactly at their x."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,47 +199,54 @@ def compare(
     with float64():
         validate(problem, x0, options.get("y0"))  # what is wrong with the problem is no method's failure
     elsewhere = chosen_executor(executor, workers)
-    task = (problem, x0, solvers, points, options)
+    task = _Task(problem, x0, solvers, points, options)
     if elsewhere is None:
-        return Comparison(tuple(_contender(name, *task) for name in solvers))
+        return Comparison(tuple(task.contender(name) for name in solvers))
     payload = pickled(task)
     found = dict(as_they_come(elsewhere, _contender_elsewhere, solvers, lambda name: (name, payload)))
     lost = {name: _failed(name, error) for name, error in found.items() if isinstance(error, BaseException)}
     return Comparison(tuple((found | lost)[name] for name in solvers))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What all methods have to do, and one exact Phi in a process that judges them all."""
+
+    problem: BilevelProblem
+    x0: PyTree
+    solvers: Mapping[str, Solver]
+    points: int
+    options: Mapping[str, Any]
+
+    @functools.cached_property
+    def exact(self) -> Hyperobjective:
+        return Hyperobjective(self.problem, self.x0, self.options.get("y0"))
+
+    def contender(self, name: str) -> Contender:
+        """Return what a method makes of the problem."""
+        try:
+            solution, visits = follow(self.problem, self.x0, self.solvers[name], self.points, **self.options)
+        except ProblemRefused as refusal:
+            return Contender(name, None, str(refusal))
+        except Exception as error:  # one method's failure is a row, not the end of the comparison
+            return _failed(name, error)
+        if not self.points:
+            return Contender(name, solution)
+        return Contender(
+            name,
+            solution,
+            seconds=np.array([visit.seconds for visit in visits]),
+            phi=np.array([self.exact(visit.x).value for visit in visits[:-1]] + [solution.value]),
+            reported=np.array([self.exact.upper(visit.x, visit.y) for visit in visits]),
+        )
+
+
 def _contender_elsewhere(name: str, payload: bytes) -> Contender:
-    return _contender(name, *unpickled(payload))
+    return unpickled(payload).contender(name)
 
 
 def _failed(name: str, error: BaseException) -> Contender:
     return Contender(name, None, f"{name}: {type(error).__name__}: {error}", failed=True)
-
-
-def _contender(
-    name: str,
-    problem: BilevelProblem,
-    x0: PyTree,
-    solvers: Mapping[str, Solver],
-    points: int,
-    options: Mapping[str, Any],
-) -> Contender:
-    try:
-        solution, visits = follow(problem, x0, solvers[name], points, **options)
-    except ProblemRefused as refusal:
-        return Contender(name, None, str(refusal))
-    except Exception as error:  # one method's failure is a row, not the end of the comparison
-        return _failed(name, error)
-    if not points:
-        return Contender(name, solution)
-    exact = Hyperobjective(problem, x0, options.get("y0"))
-    return Contender(
-        name,
-        solution,
-        seconds=np.array([visit.seconds for visit in visits]),
-        phi=np.array([exact(visit.x).value for visit in visits[:-1]] + [solution.value]),
-        reported=np.array([exact.upper(visit.x, visit.y) for visit in visits]),
-    )
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,9 +12,10 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.clock import deadline
-from bilevax._support.elsewhere import chosen_executor
+from bilevax._support.elsewhere import chosen_executor, opened
 from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
+from bilevax.certificate.certificate import Certificate
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, Start, check_limits, chosen, shapes_of_x
 from bilevax.driver.asked import Asked
@@ -22,7 +23,7 @@ from bilevax.driver.at_once import proven_at_once
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import next_chunk
 from bilevax.driver.compiled import parts_of_run, shown
-from bilevax.driver.elsewhere import search_everywhere
+from bilevax.driver.elsewhere import Elsewhere
 from bilevax.driver.ending import Ending
 from bilevax.driver.search import search
 from bilevax.driver.solution import Solution
@@ -108,9 +109,9 @@ def multistart(
         Seconds for all starts together; starts not reached by then are left out, but for the first. The certificates,
         together, take at most a tenth of that more, a second at least.
     executor
-        A ``concurrent.futures`` executor for searches on the host: a process pool, Dask's ``client.get_executor()``,
-        one of Ray or mpi4py. Needs the extra ``parallel``. The answer does not depend on it; a start whose worker dies
-        is lost, with a warning, and Ctrl-C returns what is there.
+        A ``concurrent.futures`` executor for searches on the host and for certificates: a process pool, Dask's
+        ``client.get_executor()``, one of Ray or mpi4py. Needs the extra ``parallel``. The answer does not depend on it;
+        a start whose worker dies is lost, with a warning, and Ctrl-C returns what is there.
     workers
         So many processes of this machine instead of an executor.
     progress
@@ -121,43 +122,66 @@ def multistart(
     """
     began = time.monotonic()
     check_limits(rtol, atol, max_steps, time_limit)
-    elsewhere = chosen_executor(executor, workers)
     method = chosen(solver)
-    points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
-    asked = Asked(problem, points[0], y0, method)
-    problem, y0 = asked.problem, asked.start(y0)
-    limits = Limits.of(method, rtol, atol, max_steps, time_limit)
-    new_watch = lambda: Watch(began, limits)
-    with float64():
-        watch = Watch(began, limits, progress=progress if elsewhere is not None else False)
-        endings = method.dispatch(
-            compiled=lambda solver: _all_at_once(problem, points, y0, solver, watch),
-            host=lambda solver: (
-                _one_by_one(problem, points, y0, solver, new_watch)
-                if elsewhere is None
-                else search_everywhere(elsewhere, problem, points, y0, solver, watch)
-            ),
-        )
-        reached = np.array([ending is not None for ending in endings])
-        endings = [ending for ending in endings if ending is not None]
-        if not endings:
-            raise RuntimeError("multistart: no start came to an end; the warnings say what became of them.")
-        merged, merged_of = _merge(endings)
-        flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
-        solutions, last_call = [], new_watch().last_call
-        for number, (ending, watch) in enumerate(merged):
-            now = time.monotonic()
-            with deadline(now + max(last_call - now, 0.0) / (len(merged) - number)):  # to each its share
-                judged = certified(flat, method, ending)
-            solutions.append(asked.answer(conclude(type(method).__name__, *judged, watch)))
-        if solver is None:
-            watch = new_watch()
-            best = proven_at_once(flat, endings[0][0].x, watch)
-            solutions = solutions if best is None else _with_best(solutions, with_proof(best, watch, asked))
+    with opened(chosen_executor(executor, workers)) as pool:
+        points = _draw(problem, starts, key) if isinstance(starts, int) else _split(starts)
+        asked = Asked(problem, points[0], y0, method)
+        limits = Limits.of(method, rtol, atol, max_steps, time_limit)
+        watch = Watch(began, limits, progress=False if pool is None else progress)
+        with float64():
+            solutions, answer_of = _answers(asked, points, asked.start(y0), solver, watch, pool)
     order = _ranked(solutions)
-    answer_of = np.full(len(reached), -1)
-    answer_of[reached] = np.argsort(order)[merged_of]
+    answer_of[answer_of >= 0] = np.argsort(order)[answer_of[answer_of >= 0]]
     return Multistart(tuple(solutions[i] for i in order), answer_of)
+
+
+def _answers(
+    asked: Asked, points: list[PyTree], y0: PyTree, solver: Solver | None, watch: Watch, pool: Any
+) -> tuple[list[Solution], np.ndarray]:
+    """Return the distinct answers, certified, and which of them each start led to; -1 for starts that were lost."""
+    problem, method = asked.problem, chosen(solver)
+    elsewhere = None if pool is None else Elsewhere(pool, problem, y0, method, watch)
+    endings = method.dispatch(
+        compiled=lambda solver: _all_at_once(problem, points, y0, solver, watch),
+        host=lambda solver: (
+            _one_by_one(problem, points, y0, solver, watch) if elsewhere is None else elsewhere.search(points)
+        ),
+    )
+    reached = np.array([ending is not None for ending in endings])
+    endings = [ending for ending in endings if ending is not None]
+    if not endings:
+        raise RuntimeError("multistart: no start came to an end; the warnings say what became of them.")
+    merged, merged_of = _merge(endings)
+    flat = FlatProblem(problem, endings[0][0].x, endings[0][0].y)
+    judged = _judged(flat, method, [ending for ending, _ in merged], watch, elsewhere)
+    name = type(method).__name__
+    solutions = [
+        asked.answer(conclude(name, *verdict, seen)) for verdict, (_, seen) in zip(judged, merged, strict=True)
+    ]
+    if solver is None:
+        watch = Watch(watch.began, watch.limits)
+        best = proven_at_once(flat, endings[0][0].x, watch)
+        solutions = solutions if best is None else _with_best(solutions, with_proof(best, watch, asked))
+    answer_of = np.full(len(reached), -1)
+    answer_of[reached] = merged_of
+    return solutions, answer_of
+
+
+def _judged(
+    flat: FlatProblem, method: Solver, endings: list[Ending], watch: Watch, elsewhere: Elsewhere | None
+) -> list[tuple[Ending, Certificate]]:
+    """Return each ending with its certificate: made elsewhere, or here where nobody is there, or nobody answers."""
+    found = None if elsewhere is None else elsewhere.certify(endings)
+    missing, last_call, judged = len(endings) if found is None else found.count(None), watch.last_call, []
+    for index, ending in enumerate(endings):
+        verdict = None if found is None else found[index]
+        if verdict is None:
+            now = time.monotonic()
+            with deadline(now + max(last_call - now, 0.0) / missing):  # to each its share
+                verdict = certified(flat, method, ending)
+            missing -= 1
+        judged.append(verdict)
+    return judged
 
 
 def _with_best(solutions: list[Solution], best: Solution) -> list[Solution]:
@@ -194,16 +218,16 @@ def _one_by_one(
     points: list[PyTree],
     y0: PyTree,
     solver: HostSolver,
-    new_watch: Callable[[], Watch],
+    watch: Watch,
 ) -> list[tuple[Ending, Watch]]:
     """Search from one start after another, as long as there is time."""
     endings = []
     for point in points:
-        watch = new_watch()
         if endings and time.monotonic() >= watch.ends:
             break
+        seen = Watch(watch.began, watch.limits)
         x, y_like, y = validate(problem, point, y0)
-        endings.append((search(FlatProblem(problem, x, y_like), solver, Start(x, y_like, y), watch, Files()), watch))
+        endings.append((search(FlatProblem(problem, x, y_like), solver, Start(x, y_like, y), seen, Files()), seen))
     return endings
 
 

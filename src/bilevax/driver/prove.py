@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import clock, trees
 from bilevax._support.clock import deadline, in_time
+from bilevax._support.elsewhere import chosen_executor
 from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
@@ -39,6 +40,8 @@ def prove(
     *,
     gap: float = 1e-4,
     time_limit: float = 60.0,
+    executor: Any = None,
+    workers: int | None = None,
     progress: bool | None = None,
 ) -> Proof:
     """Bound the least value of a bilevel problem from below, for all x at once, and find the best x.
@@ -57,6 +60,9 @@ def prove(
         When to stop: the difference of the bounds, relative to the value (see `Proof`).
     time_limit
         Seconds of the search. The certificate of its answer comes on top of that.
+    executor, workers
+        As in `multistart`, for the subtrees of a search that does not end within some hundred nodes. Bounds and answer
+        do not depend on how many workers there are; without any, a search takes another way to bounds as close.
     progress
         Whether to show a live line, on standard error; by default only where that is a terminal.
 
@@ -72,6 +78,7 @@ def prove(
     """
     began = time.monotonic()
     check_limits(gap, 0.0, None, time_limit)
+    others = chosen_executor(executor, workers)
     watch = _Watch(began, Limits(_RTOL, 0.0, np.iinfo(np.int64).max, time_limit), None, progress)
     with float64():
         start = _start(problem, solution)
@@ -84,7 +91,7 @@ def prove(
             natural = in_time(lambda: equilibrated(flat, x)) or flat
             helper = _Helper(problem, x, given, natural)
             known = None if solution is None else natural.x_flat(x)
-            bounds = global_bounds(natural, known, gap, helper, watch.show_bounds)
+            bounds = global_bounds(natural, known, gap, helper, watch.show_bounds, executor=others)
         watch.close()
         with deadline(watch.last_call):
             best = certified_best(flat, natural, bounds, helper.solution, watch)

@@ -79,13 +79,17 @@ class Forest(Searched):
         for search in searches:
             for _ in search:
                 yield
+        self.finish()
+        yield
+
+    def finish(self) -> None:
+        """Put the best points of all trees together."""
         if all(tree.best is not None for tree in self.trees):
             z = np.zeros(self._size)
             for tree, variables in zip(self.trees, self._blocks, strict=True):
                 assert tree.best is not None
                 z[variables] = tree.best.x
             self.offer(self.evaluate(z))
-        yield
 
 
 def _values(block: ComplementarityProgram) -> Evaluate:

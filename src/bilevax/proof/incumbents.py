@@ -1,13 +1,18 @@
 """`Incumbent`: a point of the bilevel problem, evaluated exactly by code that the search does not use."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from bilevax.exact.lower import constraints_at, objective_at
 from bilevax.exact.phi import Phi, evaluate
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
+from bilevax.model.problem import BilevelProblem
+from bilevax.model.scales import Scales
+from bilevax.proof.program import ComplementarityProgram
 from bilevax.proof.settings import PROOF
 
 
@@ -50,6 +55,24 @@ def best_incumbent(flat: FlatProblem, x: np.ndarray, y: np.ndarray, multipliers:
     if solved is not None and value >= solved.value - PROOF.feasible * (1 + abs(value)):
         return solved
     return Incumbent(value, x, y, multipliers) if _solves_lower_level(flat, x, y, multipliers) else solved
+
+
+class Exactly:
+    """What a point of a program is worth, by `best_incumbent` of its problem; it may travel to other processes."""
+
+    def __init__(self, flat: FlatProblem, program: ComplementarityProgram):
+        self._flat, self._program = flat, program
+
+    def __call__(self, z: np.ndarray) -> Incumbent | None:
+        return best_incumbent(self._flat, *self._program.parts(z))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        flat = self._flat
+        return _exactly, (flat.problem, flat.x_like, flat.y_like, flat.scales, self._program)
+
+
+def _exactly(problem: BilevelProblem, x_like: PyTree, y_like: PyTree, scales: Scales, program: Any) -> Exactly:
+    return Exactly(FlatProblem(problem, x_like, y_like).in_units(scales), program)
 
 
 def _solves_lower_level(flat: FlatProblem, x: np.ndarray, y: np.ndarray, multipliers: np.ndarray) -> bool:

@@ -1,21 +1,25 @@
 """The search for global bounds of a flat problem: which engine fits, its limits, its trace."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
 import numpy as np
 
 from bilevax._support.clock import OutOfTime
+from bilevax._support.elsewhere import opened
 from bilevax.model.flat import FlatProblem
 from bilevax.proof.blocks import Forest, block_variables
 from bilevax.proof.bounds import Bounds
 from bilevax.proof.building import Unsupported, build
-from bilevax.proof.incumbents import best_incumbent, incumbent_at
+from bilevax.proof.incumbents import Exactly, incumbent_at
 from bilevax.proof.least_distance import Contradiction, NotConvex, reduce
 from bilevax.proof.others import bounds_by_others
 from bilevax.proof.program import ComplementarityProgram
 from bilevax.proof.settings import PROOF
 from bilevax.proof.status import ProofStatus
+from bilevax.proof.subtrees import search_elsewhere
 from bilevax.proof.tree import Allowed, Evaluate, Tree
 
 
@@ -26,6 +30,7 @@ def global_bounds(
     help: Callable[[], np.ndarray | None] = lambda: None,
     look: Callable[[int, float, float], None] = lambda nodes, lower, upper: None,
     most_nodes: float = np.inf,
+    executor: Any = None,
 ) -> Bounds:
     """Return proven bounds on the least Phi; stopped by the deadline of `clock`, or from the keyboard.
 
@@ -43,11 +48,12 @@ def global_bounds(
         Called on the way with the nodes so far, and both bounds.
     most_nodes
         After how many nodes to stop.
+    executor
+        Of `concurrent.futures`, or how many processes to use, for a search that does not end at once.
     """
     try:
         program = build(flat)
-        evaluate = lambda z: best_incumbent(flat, *program.parts(z))
-        tree = _planted(program, evaluate, lambda value: gap * max(abs(value), PROOF.smallest_value))
+        tree = _planted(program, Exactly(flat, program), lambda value: gap * max(abs(value), PROOF.smallest_value))
     except (Unsupported, NotConvex) as reason:
         if np.isfinite(most_nodes):  # in a hurry
             return Bounds(-np.inf, np.inf, None, 0, ProofStatus.UNSUPPORTED)
@@ -57,17 +63,16 @@ def global_bounds(
     except OutOfTime:
         return Bounds(-np.inf, np.inf, None, 0, ProofStatus.TIME_LIMIT)
     unit = flat.scales.upper
-    began, trace, status, helped = time.monotonic(), [], None, False
+    began, trace, status = time.monotonic(), [], None
+    offer = lambda point: tree.offer(None if point is None else incumbent_at(flat, point))
     try:
-        tree.offer(None if x is None else incumbent_at(flat, x))
-        for _ in tree.search():
-            trace.append((time.monotonic() - began, tree.nodes, tree.lower_bound / unit, tree.upper / unit))
-            look(*trace[-1][1:])
-            if tree.nodes > most_nodes:
-                raise OutOfTime
-            if tree.nodes > PROOF.help_after and not helped:
-                helped, point = True, help()
-                tree.offer(None if point is None else incumbent_at(flat, point))
+        offer(x)
+        with contextlib.closing(_steps(tree, lambda: offer(help()), executor)) as steps:
+            for _ in steps:
+                trace.append((time.monotonic() - began, tree.nodes, tree.lower_bound / unit, tree.upper / unit))
+                look(*trace[-1][1:])
+                if tree.nodes > most_nodes:
+                    raise OutOfTime
     except OutOfTime:
         status = ProofStatus.TIME_LIMIT
     except KeyboardInterrupt:
@@ -76,6 +81,20 @@ def global_bounds(
         status = _settled(tree)
     bounds = tree.lower_bound / unit, tree.upper / unit
     return Bounds(*bounds, tree.best, tree.nodes, status, unit=1 / unit, trace=tuple(trace))
+
+
+def _steps(tree: Tree | Forest, help: Callable[[], None], executor: Any) -> Generator[None, None, None]:
+    """Search a tree, alone at first; where that does not end at once, with help, and together with others."""
+    steps = tree.search()
+    for _ in steps:
+        yield
+        if tree.nodes > PROOF.help_after:
+            break
+    else:
+        return
+    with opened(executor) as pool:  # new processes get ready while the others help
+        help()
+        yield from steps if pool is None else search_elsewhere(tree, pool)
 
 
 def _planted(program: ComplementarityProgram, evaluate: Evaluate, allowed: Allowed) -> Tree | Forest:

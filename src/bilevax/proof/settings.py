@@ -35,6 +35,10 @@ class ProofSettings:
     same_value: float = 1e-9  # relative difference up to which two values are one
     help_after: int = 200  # nodes after which the default is asked for an incumbent,
     help_share: float = 0.2  # and for which part of the time that is left
+    hands: int = 16  # into which the open nodes are dealt for those who share the work: so many can,
+    roots_in_hand: int = 8  # with at most so many in each,
+    nodes_of_hand: int = 200  # and so many nodes for each round
+    patience: float = 1.0  # seconds for which those are waited for that do not look at the clock
     most_variables: int = 1500  # variables and rows up to which programs are put together, as arrays
     most_by_scip: int = 400  # variables and rows up to which SCIP is asked
     scip_share: float = 0.9  # which part of the time that is left it gets,

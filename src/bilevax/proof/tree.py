@@ -4,6 +4,7 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ Evaluate = Callable[[np.ndarray], Incumbent | None]
 Allowed = Callable[[float], float]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """Which side of each pair is decided, and what is known below."""
 
@@ -46,12 +47,34 @@ class Effects:
             self.total[side, pair] += gain / distance**2
             self.count[side, pair] += 1
 
+    def copy(self) -> "Effects":
+        """Return the same as a record of its own."""
+        return Effects(self.total.copy(), self.count.copy())
+
+    def learn(self, earlier: "Effects", later: "Effects") -> None:
+        """Add what ``earlier`` effects gained until they became the ``later`` ones."""
+        self.total += later.total - earlier.total
+        self.count += later.count - earlier.count
+
     def predict(self, distances: np.ndarray) -> np.ndarray:
         """Return the gains to expect; one row a side."""
         seen = self.count > 0
         usual = self.total.sum() / self.count.sum() if seen.any() else 0.5
         rate = np.where(seen, self.total / np.maximum(self.count, 1), usual)
         return np.maximum(rate, 0.0) * distances**2
+
+
+class Found(NamedTuple):
+    """What the search of a subtree came to: nodes that are open, the least bound of what was left, and what it found.
+
+    ``best`` is None where nothing is better than what was known.
+    """
+
+    still_open: list[Node]
+    closed: float
+    nodes: int
+    best: Incumbent | None
+    effects: Effects
 
 
 class Searched:
@@ -90,12 +113,24 @@ class Tree(Searched):
 
     def __init__(self, program: ComplementarityProgram, reduced: LeastDistance, evaluate: Evaluate, allowed: Allowed):
         super().__init__(evaluate, allowed)
+        self.parts = program, reduced, evaluate, allowed
         self.reduced, self.pairs, self.relaxation = reduced, Pairs(program, reduced), Relaxation(reduced)
         self.effects = Effects.none(self.pairs.count)
         self.heap: list[tuple[float, int, Node]] = []
+        self.lent: list[Node] = []  # whose subtrees are searched elsewhere
         self.closed = np.inf  # the least bound of what was left: leaves that could not be settled
         self.nodes = 0
-        self._order, self._begun = itertools.count(), False
+        self._order, self._begun, self._known = itertools.count(), False, np.inf
+
+    @property
+    def trees(self) -> "list[Tree]":
+        """The tree itself: it is a forest of one."""
+        return [self]
+
+    @property
+    def upper(self) -> float:
+        """The exact value of the best point so far, wherever it was found."""
+        return min(super().upper, self._known)
 
     @property
     def lower_bound(self) -> float:
@@ -103,20 +138,27 @@ class Tree(Searched):
         if not self._begun:
             return -np.inf
         still_open = self.heap[0][0] if self.heap else np.inf
-        return min(still_open, self.closed, self.upper)
+        return min(still_open, self.closed, self.upper, *(node.bound for node in self.lent))
 
     def search(self) -> Iterator[None]:
         """Branch until nothing is open; a look is possible after each node."""
         root = self._relax(self.pairs.first_sides(), -np.inf, np.zeros(len(self.reduced.rows)))
         self._push(root)
         self._begun = True
+        yield from self.go_on()
+
+    def begin_at(self, roots: list[Node], known: float, effects: Effects) -> None:
+        """Begin with nodes of another tree, the best value and the effects that are known there."""
+        self._known, self.effects, self._begun = known, effects, True
+        self._push(*roots)
+
+    def go_on(self) -> Iterator[None]:
+        """Branch until nothing is open; a look is possible after each node."""
         while self.heap:
             yield
             clock.check()
-            bound, _, node = heapq.heappop(self.heap)
-            if bound >= self.cutoff:
-                self.closed = min(self.closed, bound)
-                self.heap = []
+            node = self._next()
+            if node is None:
                 break
             try:
                 self._process(node)
@@ -125,11 +167,50 @@ class Tree(Searched):
                 raise
         yield
 
-    def _push(self, node: Node) -> None:
-        if node.bound >= self.cutoff:
-            self.closed = min(self.closed, node.bound)
-        else:
-            heapq.heappush(self.heap, (node.bound, next(self._order), node))
+    def finish(self) -> None:
+        """Do nothing: all there is to find was found on the way."""
+
+    def lend(self) -> Node | None:
+        """Return the most promising open node for a search elsewhere, until it is taken back; None if there is none."""
+        node = self._next()
+        if node is not None:
+            self.lent.append(node)
+        return node
+
+    def take_back(self, roots: list[Node], effects: Effects, found: Found | None) -> None:
+        """Take nodes back that were lent with these effects: what was found below them, or as they were."""
+        self.lent = [node for node in self.lent if not any(node is root for root in roots)]
+        if found is None:
+            self._push(*roots)
+            return
+        self.offer(found.best)
+        self.nodes += found.nodes
+        self.closed = min(self.closed, found.closed)
+        self.effects.learn(effects, found.effects)
+        self._push(*found.still_open)
+
+    @property
+    def found(self) -> Found:
+        """What the search came to so far, as it travels."""
+        best = None if self.best is None else dataclasses.replace(self.best, phi=None)
+        return Found([node for _, _, node in sorted(self.heap)], self.closed, self.nodes, best, self.effects)
+
+    def _next(self) -> Node | None:
+        """Take the most promising open node; None where none is of interest."""
+        if not self.heap:
+            return None
+        bound, _, node = heapq.heappop(self.heap)
+        if bound < self.cutoff:
+            return node
+        self.closed, self.heap = min(self.closed, bound), []
+        return None
+
+    def _push(self, *nodes: Node) -> None:
+        for node in nodes:
+            if node.bound >= self.cutoff:
+                self.closed = min(self.closed, node.bound)
+            else:
+                heapq.heappush(self.heap, (node.bound, next(self._order), node))
 
     def _relax(self, sides: np.ndarray, bound: float, guess: np.ndarray) -> Node:
         self.nodes += 1

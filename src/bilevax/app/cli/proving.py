@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from bilevax._support.elsewhere import dask_executor
 from bilevax.app import report
 from bilevax.app.cli.inputs import given, load, writable
-from bilevax.app.cli.options import File, Json, Report
+from bilevax.app.cli.options import Dask, File, Json, Report, Workers
 from bilevax.app.cli.output import Output, answer
 from bilevax.app.cli.tables import facts_table, solution_tables, verdict
 from bilevax.driver.prove import prove
@@ -19,6 +20,8 @@ def prove_file(
     file: File,
     gap: Annotated[float, typer.Option(help="When to stop: the bounds' difference, relative to the value.")] = 1e-4,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Stop after so many seconds.")] = 60.0,
+    workers: Workers = None,
+    dask: Dask = None,
     page: Report = None,
     as_json: Json = False,
 ) -> None:
@@ -27,13 +30,14 @@ def prove_file(
     The file defines `problem`, a BilevelProblem, and `x0`, a point to begin with.
 
     - `bilevax prove toy.py`
-    - `bilevax prove toy.py --time-limit 600 --report toy.html`
+    - `bilevax prove toy.py --time-limit 600 --report toy.html --workers 2`
     """
     with Output(as_json, file) as output:
         if page is not None:
             writable(page)
         names = load(file)
-        proof = prove(names["problem"], names["x0"], gap=gap, time_limit=time_limit)
+        shared = {"executor": dask_executor(dask), "workers": workers}
+        proof = prove(names["problem"], names["x0"], gap=gap, time_limit=time_limit, **shared)
         best = None if proof.solution is None else dataclasses.replace(proof.solution, proof=proof)
         if page is not None and best is not None:
             settings = given({"file": file, "gap": gap, "time_limit": time_limit})
