@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
-from bilevax._support import clock
+from bilevax._support import clock, compiling
 from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax._support.programs import conic, linprog
 from bilevax.certificate import certify
@@ -36,6 +36,7 @@ def test_a_deadline_inside_another_is_never_later():
         clock.check()
         with pytest.raises(OutOfTime):
             clock.check(needed=50)  # what cannot be interrupted is not begun
+        assert clock.remaining() <= 0  # and whoever asks later is told that not all was done
     assert clock.remaining() == np.inf
 
 
@@ -242,3 +243,22 @@ def test_scales_look_at_the_clock(monkeypatch):
     found = bx.certify(problem, x0, time_limit=0.5)
     assert found.failure is bx.Status.TIME_LIMIT
     assert bx.solve(problem, x0, time_limit=0.5).status is bx.Status.TIME_LIMIT
+
+
+def test_compiling_does_not_begin_without_the_time_that_it_took_before(monkeypatch):
+    compile_again, calls = [0.2, 0.2], []
+
+    def program(numbers, x):
+        calls.append(x.shape)
+        time.sleep(compile_again.pop() if compile_again else 0.0)
+        return x
+
+    monkeypatch.setattr(compiling, "_last_seconds", [0.0])
+    function = compiling.foreseen(program)
+    function(None, np.zeros(2))
+    with deadline(time.monotonic() + 0.1):
+        function(None, np.ones(2))  # is compiled already
+        with pytest.raises(OutOfTime):
+            function(None, np.zeros(3))
+    function(None, np.zeros(3))
+    assert calls == [(2,), (2,), (3,)]

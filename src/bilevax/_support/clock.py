@@ -46,9 +46,12 @@ def remaining() -> float:
 def check(needed: float = 0.0) -> None:
     """Raise `OutOfTime` if fewer seconds are left than the next step needs.
 
-    A step that cannot be interrupted had better not begin without them.
+    A step that cannot be interrupted had better not begin without them. The time then counts as over for what else runs
+    before this deadline: whoever asks whether everything was done in time is told the truth.
     """
     if remaining() <= needed:
+        if _ends.get() < float("inf"):
+            _ends.set(min(_ends.get(), time.monotonic()))
         raise OutOfTime
 
 

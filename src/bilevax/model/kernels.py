@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bilevax._support import clock, trees
+from bilevax._support.compiling import foreseen
 from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax.model.problem import BilevelProblem, Level, Variable
@@ -60,10 +61,10 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
         return lambda x, y: value(trees.unflatten(x, x_like.tree), trees.unflatten(y, y_like.tree))
 
     def value(level: Level) -> Callable:
-        return jax.jit(lambda numbers, x, y: function(level, numbers)(x, y))
+        return _jit(lambda numbers, x, y: function(level, numbers)(x, y))
 
     def gradients(level: Level) -> Callable:
-        return jax.jit(lambda numbers, x, y: jax.value_and_grad(function(level, numbers), argnums=(0, 1))(x, y))
+        return _jit(lambda numbers, x, y: jax.value_and_grad(function(level, numbers), argnums=(0, 1))(x, y))
 
     def products(level: Level, of: Variable, by: Variable) -> Callable:
         def apply(numbers: PyTree, x: Any, y: Any, directions: Any) -> Any:
@@ -72,7 +73,7 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
             point = x if by == "x" else y
             return along_each(lambda direction: jax.jvp(along, (point,), (direction,))[1], directions)
 
-        return jax.jit(apply)
+        return _jit(apply)
 
     def lower(numbers: PyTree, x: Any, y: Any, along_y: Any, along_x: Any) -> Any:
         """The gradient of g in y, and its derivatives along a direction of y and along one of x."""
@@ -104,10 +105,15 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
         value={level: value(level) for level in levels},
         gradients={level: gradients(level) for level in levels},
         products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
-        lower=jax.jit(lower),
-        upper_curvature=jax.jit(upper_curvature),
-        curvature=jax.jit(curvature),
+        lower=_jit(lower),
+        upper_curvature=_jit(upper_curvature),
+        curvature=_jit(curvature),
     )
+
+
+def _jit(function: Callable) -> Callable:
+    """Return the compiled function, which does not compile past the deadline."""
+    return foreseen(jax.jit(function))
 
 
 def padded(kernel: Callable, *arguments: Any, directions: np.ndarray) -> np.ndarray:
