@@ -44,6 +44,7 @@ def near(x, y):
         (lambda bad: bx.solve(toy(), bad), "x0: expected finite numbers, got NaN"),
         (lambda bad: bx.solve(toy(), 0.7, y0=bad), "y0: expected finite numbers, got NaN"),
         (lambda bad: bx.certify(toy(), bad), "x0: expected finite numbers, got NaN"),
+        (lambda bad: bx.run(toy(), jnp.asarray(bad), solver=bx.SFLCB()), "x0: expected finite numbers, got NaN"),
     ],
 )
 def test_nan_in_the_input_is_refused(make, message):

@@ -324,18 +324,21 @@ def _check_objective(name: str, objective: Callable, arguments: dict[str, PyTree
 
 
 def _start(value: PyTree, name: str, dtype: Any, traced: bool) -> PyTree:
+    def refuse_unless(finite: Any, leaf: Any) -> None:
+        if not finite:
+            raise ValueError(f"{name}: expected finite numbers, got NaN or infinity in an array of shape {leaf.shape}.")
+
     def convert(leaf: Any) -> Array:
         leaf = trees.spread(leaf) if trees.is_spread(leaf) else leaf
         if isinstance(leaf, jax.Array) and (traced or not trees.is_concrete(leaf)):
-            return leaf.astype(dtype)  # the host need not know the numbers
+            # The host need not know the numbers, but whether they are numbers, if that can be known.
+            refuse_unless(not trees.is_concrete(leaf) or jax.device_get(jnp.isfinite(leaf).all()), leaf)
+            return leaf.astype(dtype)
         try:
             array = np.asarray(leaf, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: expected numbers, got {type(leaf).__name__}.") from error
-        if not np.isfinite(array).all():
-            raise ValueError(
-                f"{name}: expected finite numbers, got NaN or infinity in an array of shape {array.shape}."
-            )
+        refuse_unless(np.isfinite(array).all(), array)
         return leaf.astype(dtype) if trees.is_spread(leaf) else jax.device_put(array.astype(dtype))
 
     return trees.map_arrays(convert, value)
