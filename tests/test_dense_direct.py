@@ -11,6 +11,7 @@ import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.programs.convexify import convex_model
 from bilevax.solvers.default.programs.quadratic import solve_by_rows, solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SIZES
@@ -117,3 +118,28 @@ def test_large_dense_problems_are_certified(size):
     solution = bx.solve(problem, np.random.default_rng(0).standard_normal(30))
     assert solution.success, solution.message
     assert solution.certificate.lower_unique
+
+
+def test_curvature_that_only_held_variables_could_follow_does_not_change_that_of_the_others():
+    hessian = np.array([[2.0, 1.0, 1.0], [1.0, 3.0, 0.5], [1.0, 0.5, -4.0]])
+    model = convex_model(hessian, np.array([False, False, True]))
+    np.testing.assert_array_equal(model[:2, :2], hessian[:2, :2])
+    assert np.linalg.eigvalsh(model)[0] > 0
+    definite = hessian + 10 * np.eye(3)
+    np.testing.assert_array_equal(convex_model(definite, np.array([False, False, True])), definite)
+
+
+def test_near_a_minimiser_on_bounds_where_phi_curves_down_steps_converge_quadratically():
+    """Along the bounds Phi is convex, across them it is not: the steps are those of Newton's method on the bounds."""
+    random = np.random.default_rng(0)
+    turned = np.linalg.qr(random.standard_normal((12, 12)))[0]
+    problem = bx.BilevelProblem(
+        lambda x, y, q: jnp.sum(jnp.cosh(y - 0.3)) - 2.0 * jnp.sum((q @ x) ** 2) + 4.2 * jnp.sum(x[:6] ** 2),
+        lambda x, y, q: 0.5 * jnp.sum((y - x) ** 2),
+        bx.LinearCoupling(A=np.ones((1, 12)), upper=100.0),
+        x_set=bx.Box(-1.0, 1.0),
+        data=turned,
+    )
+    solution = bx.solve(problem, np.full(12, 0.5), solver=bx.Default())
+    assert solution.success
+    assert np.sum(solution.history["phase"] == "exact descent") <= 20

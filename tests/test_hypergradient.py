@@ -161,7 +161,8 @@ def _sizes(jaxpr):
 def test_new_numbers_of_the_same_shape_compile_nothing():
     bx.solve(weights(), np.full(N, 0.5))
     flat = FlatProblem(weights(), np.full(N, 0.5), np.zeros(D))
-    compiled = getattr(phi_program(flat.functions[0]), "_cache_size")  # noqa: B009 - jax.jit's own, not typed
+    program = getattr(phi_program(flat.functions[0]), "__wrapped__")  # noqa: B009 - jax.jit's own, not typed
+    compiled = getattr(program, "_cache_size")  # noqa: B009
     before = compiled()
     assert before
     bx.solve(weights(unit_g=2.0), np.full(N, 0.4))
@@ -220,3 +221,19 @@ def test_with_few_x_only_quadratics_are_descended_on_by_gradients(entropy):
     )
     flat = FlatProblem(problem, np.ones(1), np.full(240, 0.5))
     assert (phi_of(flat, np.ones(1), np.full(240, 0.5)) is None) == entropy
+
+
+def test_a_kink_that_ends_the_descent_is_looked_beyond():
+    """Phi has a kink at 1, a local minimiser, and a lower minimum without one at 4.08."""
+    high = np.full(250, np.inf)
+    high[0] = 1.0
+    problem = bx.BilevelProblem(
+        lambda x, y: 0.5 * jnp.sin(jnp.pi / 2 * (jnp.mean(y[1:]) - 1)) - 0.1 * jnp.mean(y[1:]) - 3 * y[0],
+        lambda x, y: 0.5 * jnp.sum((y - x[0]) ** 2),
+        x_set=bx.Box(0.0, 6.0),
+        y_set=bx.Box(-np.inf, high),
+    )
+    solution = bx.solve(problem, np.ones(1), solver=bx.Default())
+    assert solution.success
+    assert phases(solution) == {"start", "hypergradient descent", "answer"}
+    assert solution.x[0] == pytest.approx(4.0813, abs=1e-3)

@@ -18,12 +18,12 @@ from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.pieces.conditions import point_at
 from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
 from bilevax.solvers.default.pieces.sparse import SparsePieces, SparseTrust
+from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.convexify import convexified
 from bilevax.solvers.default.programs.quadratic import least_step, nearest_on_rows, solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import RESTORATION
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
-from bilevax.solvers.default.smoothing.newton import box_step
 from known import present
 from shared_data import INSIDE
 from test_first_order import _chain

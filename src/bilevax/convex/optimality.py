@@ -58,7 +58,9 @@ class Local:
     @functools.cached_property
     def convex(self) -> bool:
         """Whether the Hessian is positive semidefinite, up to rounding."""
-        return has_eigenvalues_above(self.hessian, -CONVEX_TOLERANCES.negative_curvature)
+        # Whether it is definite, which is asked next, mostly tells; it is remembered.
+        definite = has_eigenvalues_above(self.hessian, CONVEX_TOLERANCES.unique_curvature)
+        return definite or has_eigenvalues_above(self.hessian, -CONVEX_TOLERANCES.negative_curvature)
 
 
 def with_entries(matrix: sparse.csr_matrix, data: np.ndarray) -> sparse.csr_matrix:

@@ -25,6 +25,7 @@ def objective_at(flat: FlatProblem, x: np.ndarray, penalty: float = 0.0) -> Obje
         return quadratic.at(x)
 
     last: list[Any] = []  # y and what is known there: whoever asks for the value asks for the gradient, too
+    same: list[sp.csc_matrix] = []  # the second derivative of g at this x, where it is the same for all y
 
     def evaluated(y: np.ndarray) -> tuple[float, np.ndarray]:
         if not last or last[0] is not y:
@@ -36,7 +37,8 @@ def objective_at(flat: FlatProblem, x: np.ndarray, penalty: float = 0.0) -> Obje
         return last[1]
 
     def hessian(y: np.ndarray) -> sp.csc_matrix:
-        found = flat.hessian("lower", "y", "y", x, y)
+        found = same[0] if same else flat.hessian("lower", "y", "y", x, y)
+        same[:] = [found] if flat.lower_is_quadratic else []
         return found if penalty == 0.0 else found + penalty * flat.hessian("upper", "y", "y", x, y)
 
     return Objective(value=lambda y: evaluated(y)[0], gradient=lambda y: evaluated(y)[1], hessian=hessian)

@@ -85,6 +85,7 @@ class Hypergradient:
     fewest: int = 50  # entries of x from which on it is tried: below, the other phases are quick, and look farther
     large: int = 200  # entries of y and constraints from which on it is tried with fewer x, if sparse and g quadratic
     most_compiled: int = 400  # entries of y and constraints of the lower level in a compiled program
+    compiling: float = 6.0  # times what a gradient takes to compile: what that program takes
     newton_steps: int = 80  # of the lower level, changes of its active constraints included
     halvings: int = 40  # of a step of it
     violated: float = 1e-12  # violation, relative, from which on a constraint becomes active
@@ -96,6 +97,9 @@ class Hypergradient:
     rounding: float = 1e-14  # of Phi, relative, where it is smooth,
     worth: float = 1e-6  # and where there may be kinks, between which steps become short
     farthest: float = 1e8  # times the size of x: beyond, Phi is taken to fall without end
+    few: int = 10  # entries of x up to which a descent that a kink has ended looks for a lower Phi beyond it,
+    looks: int = 3  # at most so often,
+    distances: int = 8  # at so many distances, each half of the one before; the first is the size of x
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,10 @@ K the KKT matrix there, one more solve gives the gradient:
 
     K' (p, q) = (grad_y f, 0),      grad Phi = grad_x f - g_yx' p - B' q.
 
-Nothing is larger than the data and the square of y and its constraints; g_yx' p is one product. All numbers are
-arguments, so another x, or new data of the same shapes, compiles nothing.
+The last Newton step has factorised K next to there, or just there if g is quadratic in y. So this solve uses that
+factor, refined with products of K itself: to form K is most of the work. Nothing is larger than the data and the square
+of y and its constraints; g_yx' p is one product. All numbers are arguments, so another x, or new data of the same
+shapes, compiles nothing.
 """
 
 import functools
@@ -18,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import lu_factor, lu_solve
 
+from bilevax._support.compiling import foreseen
 from bilevax.model.kernels import along_each
 from bilevax.solvers.default.hypergradient.phi import Lower
-from bilevax.solvers.default.settings import EXACT, HYPERGRADIENT
+from bilevax.solvers.default.settings import ALGEBRA, EXACT, HYPERGRADIENT
 
 
 class Units(NamedTuple):
@@ -52,11 +55,12 @@ class Evaluated(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Where Newton's method stands; ``before`` is how large the misfit was a step ago."""
+    """Where Newton's method stands; ``before`` is how large the misfit was a step ago, ``factor`` of that step."""
 
     lower: Lower
     misfit: Any
     before: Any
+    factor: Any
     steps: Any
     settled: Any
 
@@ -72,15 +76,14 @@ def phi_program(function: Callable) -> Callable[..., Evaluated]:
         lower = lambda x, y: units.lower * function("lower", numbers)(x * units.x, y * units.y)
         upper = lambda x, y: units.upper * function("upper", numbers)(x * units.x, y * units.y)
         system = _System(jax.grad(lower, argnums=1), rows, x)
-        answer, solved = _solve(system, guess)
+        answer, factor, solved = _solve(system, guess)
         value, (f_x, f_y) = jax.value_and_grad(upper, argnums=(0, 1))(x, answer.y)
-        factor = lu_factor(system.matrix(answer))
-        adjoint = lu_solve(factor, jnp.concatenate([f_y, jnp.zeros_like(rows.c)]), trans=1)
+        adjoint = _adjoint(system, answer, factor, jnp.concatenate([f_y, jnp.zeros_like(rows.c)]))
         p, q = adjoint[: f_y.shape[0]], jnp.where(answer.active, adjoint[f_y.shape[0] :], 0.0)
         follows = jax.vjp(lambda x: system.gradient(x, answer.y), x)[1](p)[0]
         return Evaluated(value, f_x - follows - rows.B.T @ q, answer, system.values(answer.y), solved)
 
-    return jax.jit(phi)
+    return foreseen(jax.jit(phi), HYPERGRADIENT.compiling)
 
 
 class _System:
@@ -99,42 +102,78 @@ class _System:
         along_y = self.gradient(self.x, lower.y) + self.rows.A.T @ lower.multiplier
         return jnp.concatenate([along_y, jnp.where(lower.active, self.values(lower.y), lower.multiplier)])
 
+    def bent(self, lower: Lower) -> Callable[[Any], Any]:
+        """Return the products of the second derivative of g in y with directions."""
+        along = lambda y: self.gradient(self.x, y)
+        return lambda direction: jax.jvp(along, (lower.y,), (direction,))[1]
+
     def matrix(self, lower: Lower) -> Any:
         """Return the derivative of `misfit` in y and the multipliers."""
-        along = lambda y: self.gradient(self.x, y)
-        product = lambda direction: jax.jvp(along, (lower.y,), (direction,))[1]
-        hessian = along_each(product, jnp.eye(lower.y.shape[0]))
+        hessian = along_each(self.bent(lower), jnp.eye(lower.y.shape[0]))
         active = lower.active.astype(hessian.dtype)
         return jnp.block([[hessian, self.rows.A.T], [active[:, None] * self.rows.A, jnp.diag(1.0 - active)]])
 
+    def transposed(self, lower: Lower, vector: Any) -> Any:
+        """Return `matrix` transposed times a vector, without forming it."""
+        p, q = vector[: lower.y.shape[0]], vector[lower.y.shape[0] :]
+        along_y = self.bent(lower)(p) + self.rows.A.T @ jnp.where(lower.active, q, 0.0)
+        return jnp.concatenate([along_y, self.rows.A @ p + jnp.where(lower.active, 0.0, q)])
 
-def _solve(system: _System, guess: Lower) -> tuple[Lower, Any]:
-    """Return the lower-level answer at x from a guess, and whether it is one."""
+
+def _adjoint(system: _System, answer: Lower, factor: Any, right: Any) -> Any:
+    """Solve with the transposed matrix at the answer by the factor of a matrix near it, refined while that gains."""
+    left = lambda solution: right - system.transposed(answer, solution)
+    size = lambda residual: jnp.abs(residual).max()
+
+    def refined(state: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+        solution, residual, _, count = state
+        better = solution + lu_solve(factor, residual, trans=1)
+        after = left(better)
+        gains = size(after) < 0.5 * size(residual)  # false for NaN
+        return jnp.where(gains, better, solution), jnp.where(gains, after, residual), gains, count + 1
+
+    first = lu_solve(factor, right, trans=1)
+    going_on = lambda state: state[2] & (state[3] < ALGEBRA.refinements)
+    solution, residual, _, _ = jax.lax.while_loop(going_on, refined, (first, left(first), True, 0))
+    anew = lambda: lu_solve(lu_factor(system.matrix(answer)), right, trans=1)
+    near = size(residual) <= EXACT.accurate * (size(right) + size(solution))  # or the last step was a long one
+    return jax.lax.cond(near, lambda: solution, anew)
+
+
+def _solve(system: _System, guess: Lower) -> tuple[Lower, Any, Any]:
+    """Return the lower-level answer at x from a guess, the factor of the last Newton step, and whether it is one."""
     rows = system.rows
 
     def fine(state: _State) -> Any:
         # Newton's method goes on as long as it gains: what is left would show in small differences of Phi.
         size = jnp.abs(state.misfit).max() / (1 + jnp.abs(rows.A.T @ state.lower.multiplier).max())
-        return (size <= EXACT.finest) | ((size <= EXACT.accurate) & (size > 0.1 * state.before))
+        small = (size <= EXACT.finest) | ((size <= EXACT.accurate) & (size > 0.1 * state.before))
+        return small & (state.steps > 0)  # there is a factor, which the gradient needs
 
     def look(state: _State) -> _State:
         y, multiplier, active = state.lower
         violated = system.values(y) > HYPERGRADIENT.violated * (1 + jnp.abs(y).max())
         chosen = rows.equality | jnp.where(active, multiplier > 0.0, violated)
         lower = Lower(y, jnp.where(chosen, multiplier, 0.0), chosen)
-        return _State(lower, system.misfit(lower), jnp.inf, state.steps + 1, jnp.all(chosen == active))
+        settled = jnp.all(chosen == active)
+        return _State(lower, system.misfit(lower), jnp.inf, state.factor, state.steps + 1, settled)
 
     def newton(state: _State) -> _State:
-        step = -lu_solve(lu_factor(system.matrix(state.lower)), state.misfit)
+        factor = lu_factor(system.matrix(state.lower))
+        step = -lu_solve(factor, state.misfit)
         length, lower, misfit = _shortened(system, state, step)
         size = jnp.abs(state.misfit).max() / (1 + jnp.abs(rows.A.T @ state.lower.multiplier).max())
         failed = (length == 0.0) & (size > EXACT.accurate)
-        return _State(lower, misfit, size, jnp.where(failed, HYPERGRADIENT.newton_steps, state.steps + 1), False)
+        steps = jnp.where(failed, HYPERGRADIENT.newton_steps, state.steps + 1)
+        return _State(lower, misfit, size, factor, steps, False)
 
-    state = _State(guess, system.misfit(guess), jnp.inf, 0, False)
+    misfit = system.misfit(guess)
+    size = misfit.shape[0]
+    none_yet = jnp.zeros((size, size), misfit.dtype), jnp.zeros(size, jnp.int32)
+    state = _State(guess, misfit, jnp.inf, none_yet, 0, False)
     going_on = lambda state: ~state.settled & (state.steps < HYPERGRADIENT.newton_steps)
     state = jax.lax.while_loop(going_on, lambda state: jax.lax.cond(fine(state), look, newton, state), state)
-    return state.lower, state.settled
+    return state.lower, state.factor, state.settled
 
 
 def _shortened(system: _System, state: _State, step: Any) -> tuple[Any, Lower, Any]:

@@ -2,8 +2,12 @@
 
 The lower level at x is solved as in the compiled `program`: Newton's method with a set of active constraints, which is
 then corrected. Entries of y on an active bound and rows that are not active are taken out of the KKT matrix, whose
-pattern stays the same: the order of elimination is found once, and a step costs one factorisation.
+pattern stays the same: the order of elimination is found once, and a step costs one factorisation. Of a g that is
+quadratic in y two evaluations tell all that is needed at x.
 """
+
+import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import qdldl
@@ -16,6 +20,25 @@ from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.lower.sparse_algebra import Layout
 from bilevax.solvers.default.quasi_newton import SmoothPoint
 from bilevax.solvers.default.settings import ALGEBRA, EXACT, HYPERGRADIENT
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lower:
+    """The lower level at x: the gradient of g in y, and its second derivative, as functions of y."""
+
+    x: np.ndarray
+    gradient: Callable[[np.ndarray], np.ndarray]
+    hessian: Callable[[np.ndarray], sp.csc_matrix]
+
+    @classmethod
+    def at(cls, flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> "_Lower":
+        """Return it, y being where a quadratic g is looked at."""
+        gradient = lambda y: flat.gradients("lower", x, y)[1]
+        hessian = lambda y: flat.hessian("lower", "y", "y", x, y)
+        if not flat.lower_is_quadratic:
+            return cls(x, gradient, hessian)
+        slope, bent = gradient(y), hessian(y)
+        return cls(x, lambda other: slope + bent @ (other - y), lambda _: bent)
 
 
 class SparsePhi(Phi):
@@ -31,11 +54,12 @@ class SparsePhi(Phi):
     def _evaluate(self, x: np.ndarray, guess: Lower) -> SmoothPoint | None:
         flat, rows = self.flat, self.rows
         try:
-            lower = self._solve(x, guess)
+            at = _Lower.at(flat, x, guess.y)
+            lower = self._solve(at, guess)
             if lower is None:
                 return None
             value, f_x, f_y = flat.value_and_gradients("upper", x, lower.y)
-            p, q = self._step(x, lower, f_y, np.zeros(rows.general))
+            p, q = self._step(at, lower, f_y, np.zeros(rows.general))
         except FloatingPointError:
             return None
         gradient = f_x - flat.products("lower", "x", "y", x, lower.y)(p[None])[0] - rows.B[: rows.general].T @ q
@@ -44,14 +68,14 @@ class SparsePhi(Phi):
         state = Answer(lower.active, -rows.values(x, lower.y))
         return SmoothPoint(x, lower.y, lower.multiplier, value, gradient, None, state)
 
-    def _solve(self, x: np.ndarray, guess: Lower) -> Lower | None:
+    def _solve(self, at: _Lower, guess: Lower) -> Lower | None:
         """Return the lower level's answer at x; None where no set of active constraints fits."""
         lower, seen = self._with(guess, guess.active), set()
         for _ in range(HYPERGRADIENT.newton_steps):
-            newton = self._newton(x, lower)
+            newton = self._newton(at, lower)
             if newton is None:
                 return None
-            lower, active = self._corrected(x, newton)
+            lower, active = self._corrected(at, newton)
             if np.array_equal(active, lower.active):
                 return lower
             if active.tobytes() in seen:
@@ -60,20 +84,20 @@ class SparsePhi(Phi):
             lower = self._with(lower, active)
         return None
 
-    def _newton(self, x: np.ndarray, lower: Lower) -> Lower | None:
+    def _newton(self, at: _Lower, lower: Lower) -> Lower | None:
         """Return the answer with this set of active constraints, whatever their signs."""
-        misfit, before, general = self._misfit(x, lower), np.inf, self.rows.general
+        misfit, before, general = self._misfit(at, lower), np.inf, self.rows.general
         for _ in range(HYPERGRADIENT.newton_steps):
             clock.check()
             size = np.abs(misfit).max(initial=0.0) / (1 + np.abs(lower.multiplier).max(initial=0.0))
             if size <= EXACT.finest or (size <= EXACT.accurate and size > 0.1 * before):
                 return lower
-            along_y, along_rows = self._step(x, lower, -misfit[: self.flat.n_y], -misfit[self.flat.n_y :])
+            along_y, along_rows = self._step(at, lower, -misfit[: self.flat.n_y], -misfit[self.flat.n_y :])
             for length in 0.5 ** np.arange(HYPERGRADIENT.halvings):
                 multiplier = lower.multiplier.copy()
                 multiplier[:general] += length * along_rows
                 trial = Lower(lower.y + length * along_y, multiplier, lower.active)
-                left = self._misfit(x, trial)
+                left = self._misfit(at, trial)
                 if np.linalg.norm(left) <= (1 - 1e-4 * length) * np.linalg.norm(misfit):  # false for NaN
                     lower, misfit, before = trial, left, size
                     break
@@ -87,14 +111,14 @@ class SparsePhi(Phi):
         y[rows.column[on]] = (rows.sign * rows.c[rows.bounds])[on]
         return Lower(y, np.where(active, lower.multiplier, 0.0), active)
 
-    def _reduced(self, x: np.ndarray, lower: Lower) -> np.ndarray:
+    def _reduced(self, at: _Lower, lower: Lower) -> np.ndarray:
         """Return the gradient of the Lagrangian without the bounds."""
-        return self.flat.gradients("lower", x, lower.y)[1] + self._transposed @ lower.multiplier[: self.rows.general]
+        return at.gradient(lower.y) + self._transposed @ lower.multiplier[: self.rows.general]
 
-    def _misfit(self, x: np.ndarray, lower: Lower) -> np.ndarray:
+    def _misfit(self, at: _Lower, lower: Lower) -> np.ndarray:
         """Return what is left of the equations of this set of active constraints."""
-        values = self._general @ lower.y + (self.rows.B @ x - self.rows.c)[: self.rows.general]
-        return np.where(self._kept(lower.active), np.concatenate([self._reduced(x, lower), values]), 0.0)
+        values = self._general @ lower.y + (self.rows.B @ at.x - self.rows.c)[: self.rows.general]
+        return np.where(self._kept(lower.active), np.concatenate([self._reduced(at, lower), values]), 0.0)
 
     def _kept(self, active: np.ndarray) -> np.ndarray:
         """Return which entries of y and which rows are in the equations."""
@@ -102,20 +126,20 @@ class SparsePhi(Phi):
         free[rows.column[active[rows.bounds]]] = False
         return np.concatenate([free, active[: rows.general]])
 
-    def _corrected(self, x: np.ndarray, lower: Lower) -> tuple[Lower, np.ndarray]:
+    def _corrected(self, at: _Lower, lower: Lower) -> tuple[Lower, np.ndarray]:
         """Return the point with the multipliers of its bounds, and the constraints that should be active."""
         rows, multiplier = self.rows, lower.multiplier.copy()
-        pressing = -rows.sign * self._reduced(x, lower)[rows.column]
+        pressing = -rows.sign * self._reduced(at, lower)[rows.column]
         multiplier[rows.bounds] = np.where(lower.active[rows.bounds], pressing, 0.0)
-        violated = rows.values(x, lower.y) > HYPERGRADIENT.violated * (1 + np.abs(lower.y).max(initial=0.0))
+        violated = rows.values(at.x, lower.y) > HYPERGRADIENT.violated * (1 + np.abs(lower.y).max(initial=0.0))
         active = ~rows.inequality | np.where(lower.active, multiplier > 0, violated)
         return lower._replace(multiplier=multiplier), active
 
     def _step(
-        self, x: np.ndarray, lower: Lower, along_y: np.ndarray, along_rows: np.ndarray
+        self, at: _Lower, lower: Lower, along_y: np.ndarray, along_rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Solve with the KKT matrix of this set of active constraints; zero for what is not in it."""
-        hessian, kept, n_y = self.flat.hessian("lower", "y", "y", x, lower.y), self._kept(lower.active), self.flat.n_y
+        hessian, kept, n_y = at.hessian(lower.y), self._kept(lower.active), self.flat.n_y
         solver = self._factorised(hessian, kept)
         right, refined = np.where(kept, np.concatenate([along_y, along_rows]), 0.0), 0
 

@@ -6,6 +6,7 @@ made exact by solving the lower level there.
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +19,7 @@ from bilevax.solvers.default.lower.domain import Domain, find_domain
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.pieces.descent import Step
 from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
+from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.cholesky import refined_solver
 from bilevax.solvers.default.programs.complementarity import independent_rows
 from bilevax.solvers.default.programs.convexify import convex_model
@@ -276,8 +278,7 @@ class _Model:
         fading = inequality[reduction.active] & (
             multiplier_now <= radius * np.abs(reduction.multiplier_x).sum(axis=1) + 1e-6
         )
-        steps = self.pieces.upper.rows.around(point.x)
-        blocks = [
+        rows = [
             (
                 np.hstack([reduction.value_x[others], -reduction.value_theta[others]]),
                 -np.inf,
@@ -288,30 +289,52 @@ class _Model:
                 -np.maximum(multiplier_now[fading], 0.0),
                 np.inf,
             ),
-            (np.hstack([np.zeros((count, n_x)), np.eye(count)]), -point.multiplier[reduction.biactive], np.inf),
-            (np.hstack([np.eye(n_x), np.zeros((n_x, count))]), -radius, radius),
-            (np.hstack([steps.matrix.toarray(), np.zeros((len(steps.lower), count))]), steps.lower, steps.upper),
         ]
-        matrix = np.vstack([block[0] for block in blocks])
-        low = np.concatenate([np.broadcast_to(block[1], (len(block[0]),)) for block in blocks])
-        high = np.concatenate([np.broadcast_to(block[2], (len(block[0]),)) for block in blocks])
+        low = np.append(np.full(n_x, -radius), -point.multiplier[reduction.biactive])
+        high = np.append(np.full(n_x, radius), np.full(count, np.inf))
         gradient = np.concatenate([reduction.gradient_x, reduction.gradient_theta])
-        hessian = convex_model(reduction.hessian)
+        held = self.pieces.upper.held(point.x, reduction.gradient_x)
+        hessian = convex_model(reduction.hessian, np.append(held, np.zeros(count, bool)))
         # Balanced units: steps and multipliers in multiples of what the model makes of them.
         steepness = positive(np.abs(gradient).max(initial=0.0))
         unit = 1 / np.sqrt(np.maximum(np.diag(hessian) / steepness, 1 / radius))
-        if steps.balls:
+        if self.pieces.upper.rows.balls:
             unit[:] = 1.0
-        solved = solve_qp(
-            hessian * np.outer(unit, unit) / steepness,
-            gradient * unit / steepness,
-            matrix * unit,
-            low,
-            high,
-            steps.balls,
-        )
+        model = hessian * np.outer(unit, unit) / steepness, gradient * unit / steepness
+        solved = self._in_box(model, unit, low, high, rows)
+        if solved is None:
+            steps = self.pieces.upper.rows.around(point.x)
+            of_x = np.hstack([steps.matrix.toarray(), np.zeros((len(steps.lower), count))])
+            blocks = [*rows, (np.eye(n_x + count), low, high), (of_x, steps.lower, steps.upper)]
+            matrix = np.vstack([block[0] for block in blocks])
+            low, high = (
+                np.concatenate([np.broadcast_to(block[side], (len(block[0]),)) for block in blocks]) for side in (1, 2)
+            )
+            solved = solve_qp(*model, matrix * unit, low, high, steps.balls)
         if solved is None:
             return None
         v = solved * unit
         predicted = -float(gradient @ v + 0.5 * v @ hessian @ v)
         return v[:n_x], np.maximum(v[n_x:], -point.multiplier[reduction.biactive]), predicted
+
+    def _in_box(
+        self,
+        model: tuple[np.ndarray, np.ndarray],
+        unit: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+        rows: list[tuple[np.ndarray, Any, Any]],
+    ) -> np.ndarray | None:
+        """Return the minimiser within bounds and X, if that is a box; None unless it satisfies the rows, too."""
+        upper, x = self.pieces.upper, self.point.x
+        if not upper.is_box:
+            return None
+        low, high = low.copy(), high.copy()
+        low[: len(x)] = np.minimum(np.maximum(low[: len(x)], upper.lower - x), 0.0)
+        high[: len(x)] = np.maximum(np.minimum(high[: len(x)], upper.upper - x), 0.0)
+        hessian, gradient = model
+        v = box_step(gradient, hessian, low / unit, high / unit)
+        if v is None:
+            return None
+        images = [(matrix @ (v * unit), below, above) for matrix, below, above in rows]
+        return v if all(np.all((image >= below) & (image <= above)) for image, below, above in images) else None

@@ -8,11 +8,18 @@ from bilevax.solvers.default.programs.cholesky import factorise, lifted
 from bilevax.solvers.default.settings import SIZES
 
 
-def convex_model(hessian: np.ndarray) -> np.ndarray:
+def convex_model(hessian: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return a positive definite matrix: the Hessian with its negative curvature reversed and none left that is zero.
 
-    Large ones are shifted instead, by as little as makes them positive definite.
+    Large ones are shifted instead, by as little as makes them positive definite. Where there is something to change,
+    variables that are ``held`` by a bound are taken to move by themselves: curvature that only they could follow must
+    not change that of the others, or steps of these would never become those of Newton's method.
     """
+    if held.any() and not _is_definite(hessian):
+        free = np.flatnonzero(~held)
+        model = np.diag(np.maximum(np.abs(np.diag(hessian)), _LEAST_CURVATURE * np.abs(hessian).max()))
+        model[np.ix_(free, free)] = convex_model(hessian[np.ix_(free, free)], held[free])
+        return model
     if len(hessian) <= SIZES.eigenvalues:
         try:
             factorise(lifted(hessian, -_LEAST_CURVATURE * max(1e-8, np.abs(hessian).sum(axis=1).max(initial=0.0))))

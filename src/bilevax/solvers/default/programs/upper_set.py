@@ -32,13 +32,20 @@ class UpperSet:
         nearest = solve_qp(sp.eye(len(x), format="csr"), -x, rows.matrix, rows.lower, rows.upper, rows.balls)
         return x if nearest is None else nearest
 
+    def held(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """Return which entries of x a bound keeps from following ``-gradient``; none where X is not a box."""
+        if not self.is_box:
+            return np.zeros(len(x), bool)
+        at_upper, at_lower = self._touched(x, _near(x))
+        return (at_upper & at_lower) | (at_upper & (gradient < 0)) | (at_lower & (gradient > 0))
+
     def face(self, x: np.ndarray, gradient: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """Return the projection of directions onto the face of X at x that ``-gradient`` does not leave."""
-        near = 1e-9 * (1 + np.abs(x).max(initial=0.0))
-        at_upper, at_lower = self._touched(x, near)
         if self.is_box:
-            fixed = (at_upper & at_lower) | (at_upper & (gradient < 0)) | (at_lower & (gradient > 0))
+            fixed = self.held(x, gradient)
             return lambda v: np.where(fixed, 0.0, v)
+        near = _near(x)
+        at_upper, at_lower = self._touched(x, near)
         # Where rows meet, the sign of the gradient alone does not tell which of them holds x: a short step does.
         short = 1e-4 * (1 + np.abs(x).max(initial=0.0)) / positive(np.abs(gradient).max(initial=0.0))
         end = self.project(x - short * gradient)
@@ -70,3 +77,8 @@ class UpperSet:
             return x >= self.upper - near, x <= self.lower + near
         image = self.rows.matrix @ x
         return image >= self.rows.upper - near, image <= self.rows.lower + near
+
+
+def _near(x: np.ndarray) -> float:
+    """Return how near to a side of X a point lies on it."""
+    return 1e-9 * (1 + np.abs(x).max(initial=0.0))
