@@ -239,7 +239,7 @@ def test_a_run_without_time_for_a_step_has_a_history_and_its_start():
 def test_scales_look_at_the_clock(monkeypatch):
     """They come first, and take long where there are many variables."""
     problem, x0 = network()
-    monkeypatch.setattr(scales, "_least_squares", slow)
+    monkeypatch.setattr(scales, "factors_of", slow)
     found = bx.certify(problem, x0, time_limit=0.5)
     assert found.failure is bx.Status.TIME_LIMIT
     assert bx.solve(problem, x0, time_limit=0.5).status is bx.Status.TIME_LIMIT

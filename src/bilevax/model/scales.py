@@ -17,16 +17,14 @@ scale.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.linalg as spl
-from scipy.linalg import lapack
 
 from bilevax._support import clock
 from bilevax.model.compressed_rows import entries_of, fingerprints, joint_matrix, row_largest
+from bilevax.model.log_factors import MOST_UNKNOWNS, factors_of
 
 if TYPE_CHECKING:
     from bilevax.model.flat import FlatProblem
@@ -36,13 +34,8 @@ _NOISE = 1e-10  # what is this much smaller than the terms of which it is the su
 _SIZE_WEIGHT = 0.03  # of the size of x: it decides only where nothing else does
 _OUTLIER = 3.0  # decades off its fit from which a number counts less
 _ROUNDS = 4  # of fitting with outliers counting less
-_REFINEMENTS = 3
-_MOST_UNKNOWNS = 1000  # unknown scales up to which the fit is done by dense algebra
-_MOST_ENTRIES_OF_A_FIT = 20_000  # entries, zeros included, up to which its matrix is an array
-_FEW = 0.1  # share of entries up to which its normal equations are solved by sparse algebra
 _MOST_ENTRIES = 200_000  # of one matrix: more are sampled; where the unknowns make the fit iterative,
 _MOST_IN_A_ROW = 8  # those of a row, if there are twice as many on average: a scale that no entry tells would drift
-_ACCURACY = 1e-8  # of an iterative fit: its answer, rounded to powers of two, must not depend on it
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
 
@@ -98,8 +91,8 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
 
 def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknowns", units: tuple[list, list]) -> "_Fit":
     """Return the least squares; ``units`` are the factors of the derivatives of f in (x, y), and of g in y."""
-    fit = _Fit(unknown.count)
-    few = unknown.count <= _MOST_UNKNOWNS  # those of many rows are made anew rather than held
+    fit = _Fit(unknown)
+    few = unknown.count <= MOST_UNKNOWNS  # those of many rows are made anew rather than held
     fit.parts += flat.asked_by_rows if few else asked_by_rows(flat)
     fit.add(1 / x[x != 0], [unknown.x[x != 0]], _SIZE_WEIGHT)
     for hessian, linear, factors in ((*terms.upper, units[0]), (*terms.lower, units[1])):
@@ -112,7 +105,7 @@ def asked_by_rows(flat: "FlatProblem") -> "list[_Asked]":
     """Return what the rows and sets of a problem ask of its scales."""
     rows = flat.row_groups
     unknown = _Unknowns(flat, rows.matrix.shape[0])
-    fit = _Fit(unknown.count)
+    fit = _Fit(unknown)
     fit.add_matrix(rows.matrix, [unknown.groups], unknown.both)
     fit.add(rows.width, [unknown.groups])
     for bound in rows.bounds:
@@ -183,6 +176,8 @@ class _Unknowns:
         self.equations = [of_upper], [of_lower]
         self.upper, self.lower = ends[-1], ends[-1] + 1
         self.count = int(ends[-1]) + 2
+        # No number has two of the others for factors.
+        self.shared = np.concatenate([np.arange(n_x + n_y), [self.upper, self.lower]])
 
 
 class _Terms:
@@ -231,8 +226,8 @@ class _Asked(NamedTuple):
 class _Fit:
     """Least squares for the logarithms of the scales, numbers that fit nowhere counting less."""
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, unknown: "_Unknowns"):
+        self.count, self.shared = unknown.count, unknown.shared
         self.parts: list[_Asked] = []
 
     def add(self, numbers: np.ndarray, unknowns: list, weight: float = 1.0) -> None:
@@ -252,7 +247,7 @@ class _Fit:
         if _is_sampled(matrix, self.count):
             matrix = _few_of_each_row(sp.csr_matrix(matrix))
         row, column, data = entries_of(matrix)
-        if len(data) > _MOST_ENTRIES and not (self.count > _MOST_UNKNOWNS and sp.issparse(matrix)):
+        if len(data) > _MOST_ENTRIES and not (self.count > MOST_UNKNOWNS and sp.issparse(matrix)):
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
             row, column, data = row[pick], column[pick], data[pick]
         of_row = [factor[row] if np.ndim(factor) else factor for factor in factors]
@@ -264,42 +259,24 @@ class _Fit:
             return np.zeros(self.count)
         columns, target, weight = (np.concatenate(part) for part in zip(*self.parts, strict=True))
         self.parts = []  # of large problems these are most of what is held
-        matrix = _factors(columns, self.count)
+        factors = factors_of(columns, self.count, self.shared)
         del columns
-        answer, free, strength = np.zeros(self.count), slice(None), weight
+        answer, free, strength = np.zeros(self.count), np.arange(self.count), weight
         if known is not None:
             answer, free = np.nan_to_num(known), np.flatnonzero(np.isnan(known))
-            target, matrix = target - matrix @ answer, matrix[:, free]
+            target = target - factors.times(answer)
         for _ in range(_ROUNDS):
-            answer[free] = _least_squares(matrix, strength, target, answer[free])
-            off = (matrix @ answer[free] - target) / (_OUTLIER * np.log2(10))
+            found = np.zeros(self.count)
+            found[free] = factors.least_squares(strength, target, free, answer[free])
+            answer[free] = found[free]
+            off = (factors.times(found) - target) / (_OUTLIER * np.log2(10))
             strength = weight / np.sqrt(1 + off**2)
         return answer
 
 
-def _factors(columns: np.ndarray, count: int) -> Any:
-    """Return how often each unknown is a factor of each number: an array, if it is small, or a sparse matrix."""
-    there = columns >= 0
-    if len(columns) * count <= _MOST_ENTRIES_OF_A_FIT:
-        matrix = np.zeros((len(columns), count))
-        for used, column in zip(there.T, columns.T, strict=True):
-            matrix[used, column[used]] += 1.0
-        return matrix
-    ends = np.append(0, np.cumsum(np.add.reduce(there, axis=1)))
-    return sp.csr_matrix((np.ones(ends[-1]), columns[there], ends), (len(columns), count))
-
-
-def _weighted(matrix: Any, strength: np.ndarray) -> Any:
-    """Return the equations times their strength; the places of the entries of a sparse matrix are shared."""
-    if isinstance(matrix, np.ndarray):
-        return matrix * strength[:, None]
-    data = matrix.data * np.repeat(strength, np.diff(matrix.indptr))
-    return sp.csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
-
-
 def _is_sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> bool:
     """Return whether some entries of each row are enough for a fit with so many unknowns."""
-    if isinstance(matrix, np.ndarray) or unknowns <= _MOST_UNKNOWNS:
+    if isinstance(matrix, np.ndarray) or unknowns <= MOST_UNKNOWNS:
         return False
     return matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]
 
@@ -316,47 +293,6 @@ def _few_of_each_row(matrix: sp.csr_matrix) -> sp.csr_matrix:
     kept[full] = few
     ends = np.append(0, np.cumsum(kept))
     return sp.csr_matrix((matrix.data[place[used]], matrix.indices[place[used]], ends), shape=matrix.shape)
-
-
-def _least_squares(matrix: Any, strength: np.ndarray, target: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the solution of least norm; the matrix, whose equations count by their strength, is an array or sparse.
-
-    ``start`` is 0 or the solution with other strengths of the equations, from which an iteration begins.
-    """
-    target = strength * target
-    if matrix.shape[1] > _MOST_UNKNOWNS:
-        matrix = sp.csr_matrix(matrix)
-
-        def times(vector: np.ndarray) -> np.ndarray:
-            clock.check()
-            return strength * (matrix @ vector)
-
-        watched = spl.LinearOperator(
-            matrix.shape, times, rmatvec=lambda vector: matrix.T @ (strength * vector), dtype=float
-        )
-        return spl.lsmr(watched, target, atol=_ACCURACY, btol=_ACCURACY, maxiter=200, x0=start)[0]
-    matrix = _weighted(matrix, strength)
-    normal, right = matrix.T @ matrix, matrix.T @ target
-    # A trace of weight makes the system regular; from 0, steps without it lead to the solution of least norm.
-    solve = _factorised(normal, 1e-9 * max(1.0, normal.diagonal().max()))
-    answer = np.zeros(len(right))
-    for _ in range(_REFINEMENTS):
-        answer += solve(right - normal @ answer)
-    return answer
-
-
-def _factorised(normal: Any, weight: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Return how to solve with a positive semidefinite matrix, an array or sparse, and a weight on its diagonal."""
-    size = normal.shape[0]
-    if not isinstance(normal, np.ndarray) and normal.nnz <= _FEW * size**2:
-        shifted = sp.csc_matrix(normal + weight * sp.eye(size, format="csr"))
-        options = {"SymmetricMode": True}
-        return spl.splu(shifted, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options).solve
-    full = normal if isinstance(normal, np.ndarray) else normal.toarray()
-    factor, failed = lapack.dpotrf(full + weight * np.eye(size), lower=True, clean=False)
-    if failed:
-        raise np.linalg.LinAlgError("the fit of scales is not positive definite")
-    return lambda side: lapack.dpotrs(factor, side, lower=True)[0]
 
 
 def _without_rounding(hessian: sp.spmatrix | np.ndarray, first: int) -> sp.spmatrix | np.ndarray:
