@@ -47,6 +47,10 @@ class Challenge(NamedTuple):
 class Neighbourhood(Protocol):
     """Phi at points around one."""
 
+    def expect(self, points: list[np.ndarray]) -> None:
+        """Prepare for the evaluation at these points."""
+        ...
+
     def evaluate(self, x: np.ndarray) -> Phi:
         """Evaluate Phi at another x."""
         ...
@@ -66,10 +70,11 @@ def challenge(flat: FlatProblem, x: np.ndarray, here: Phi, quality: Stationarity
     measured = TOLERANCES.slope_factor * min(quality.value, TOLERANCES.no_slope)
     slope = quality.scale * max(TOLERANCES.no_slope, measured)
     most = max(CHALLENGE.fewest_points, CHALLENGE.work // (flat.n_x + flat.n_y + flat.rows.A.shape[0]))
-    for trial in itertools.islice(_trials(flat, x, quality), most):
+    around_x = itertools.islice(_trials(flat, x, quality), most)
+    trials = [trial for trial in around_x if np.abs(trial - x).max(initial=0.0) > TOLERANCES.other_point]
+    in_time(lambda: around.expect(trials))
+    for trial in trials:
         distance = np.abs(trial - x).max(initial=0.0)
-        if distance <= TOLERANCES.other_point:
-            continue
         if clock.remaining() <= 0:
             break
         there = in_time(functools.partial(around.evaluate, trial))

@@ -15,6 +15,7 @@ could prove neither, unless it is the same everywhere.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outco
 from bilevax.exact.curved import solve_curved
 from bilevax.exact.face import extreme
 from bilevax.exact.lower import constraints_at, in_user_units, objective_at, solve_flat
-from bilevax.exact.response import affine_response
+from bilevax.exact.response import responses
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.spread import value_spread
 from bilevax.exact.tolerances import EXACT_TOLERANCES
@@ -123,6 +124,9 @@ class CurvedSurroundings:
     def __init__(self, user: FlatProblem, tangent: FlatProblem, lower: ConvexSolution):
         self._user, self._tangent, self._start = user, tangent, lower.y * tangent.scales.y
 
+    def expect(self, points: list[np.ndarray]) -> None:
+        """Prepare for nothing: such rows are solved one after the other."""
+
     def evaluate(self, x: np.ndarray) -> Phi:
         """Evaluate Phi at another x."""
         scales = self._tangent.scales
@@ -135,20 +139,26 @@ class Surroundings:
     """Phi at many points around one where the lower level is solved; other minimisers are not looked for by tilting."""
 
     def __init__(self, flat: FlatProblem, x: np.ndarray, lower: ConvexSolution):
-        self._flat = flat
-        first = affine_response(flat, x, lower)
-        self._pieces = [] if first is None else [first]  # where other rows are active, others follow
-        self._nearby = Nearby(constraints_at(flat, x), lower)
+        self._flat, self._x, self._lower = flat, x, lower
+        self._responses = responses(flat, x, lower)
+        self._expected: dict[bytes, ConvexSolution | None] = {}
+
+    @functools.cached_property
+    def _nearby(self) -> Nearby:
+        return Nearby(constraints_at(self._flat, self._x), self._lower)
+
+    def expect(self, points: list[np.ndarray]) -> None:
+        """Prepare for the evaluation at these points: all at once take less than one after the other."""
+        if self._responses is not None and points:
+            answers = self._responses.at(np.array(points))
+            self._expected = {point.tobytes(): answer for point, answer in zip(points, answers, strict=True)}
 
     def evaluate(self, x: np.ndarray) -> Phi:
         """Evaluate Phi at another x."""
         flat = self._flat
-        lower = next((found for piece in self._pieces if (found := piece.at(x)) is not None), None)
+        lower = self._expected.get(x.tobytes())
         if lower is None:
             lower = self._nearby.minimise(objective_at(flat, x), constraints_at(flat, x))
-            if 0 < len(self._pieces) < EXACT_SETTINGS.most_pieces and lower.outcome is Outcome.OPTIMAL:
-                piece = affine_response(flat, x, lower)
-                self._pieces += [] if piece is None else [piece]
         return evaluate_at(flat, x, lower, thorough=False)
 
 

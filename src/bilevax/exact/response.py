@@ -1,9 +1,9 @@
-"""The lower level's answer around x where g is a quadratic: affine in x as long as the same rows stay active."""
+"""The lower level's answers around x where g is a quadratic: a small linear system for each set of active rows."""
 
 import dataclasses
-import functools
 
 import numpy as np
+from scipy.linalg import lapack
 
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.lower import constraints_at
@@ -13,26 +13,31 @@ from bilevax.model.flat import FlatProblem
 
 
 @dataclasses.dataclass(frozen=True)
-class Response:
-    """The affine answer around a solved lower level; `at` checks the optimality conditions wherever it is used.
+class Responses:
+    """The answers around a solved lower level, each of them checked by the optimality conditions.
 
-    With the active rows S held, ``H dy + A_S' dm = -M dx`` and ``A_S dy = -B_S dx`` for a step dx.
+    With the rows S held at their sides s, ``H y + A_S' m = -(gradient + M x)`` and ``A_S y = s - B_S x``. If the answer
+    has a multiplier of the wrong sign or violates a row, such rows are let go or held instead, and it is solved again.
+    A system that can be solved has one answer, so that a minimiser found by it is the only one.
 
     Attributes
     ----------
-    x, lower
-        The point and the lower level's answer there.
+    lower
+        The lower level's answer at x.
     gradient, hessian, mixed
         The numbers of g: its gradient in y is ``gradient + hessian y + mixed x``.
     a, b, low, high
         The rows, those of Y last: ``low <= a y + b x <= high``.
-    held, sign, side
-        The active rows, the signs of their multipliers (0 for equalities), and the values of their active sides.
-    of_y, of_multipliers
-        How y and the multipliers of the held rows move with x.
+    equality
+        Which rows are equations.
+    side
+        1 for rows held at their upper side at x, -1 at their lower one, 0 for others.
+    allowed
+        By how much each row may be violated.
+    factors
+        What is known of systems: the held rows and the factorised matrix, by ``side``.
     """
 
-    x: np.ndarray
     lower: ConvexSolution
     gradient: np.ndarray
     hessian: np.ndarray
@@ -41,39 +46,76 @@ class Response:
     b: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    held: np.ndarray
-    sign: np.ndarray
+    equality: np.ndarray
     side: np.ndarray
-    of_y: np.ndarray
-    of_multipliers: np.ndarray
+    allowed: np.ndarray
+    factors: dict[bytes, tuple[np.ndarray, np.ndarray, np.ndarray] | None] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property
-    def _allowed(self) -> np.ndarray:
-        """By how much each row may be violated."""
-        finite = lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
-        sizes = np.linalg.norm(self.a, axis=1) + np.maximum(finite(self.low), finite(self.high))
-        return EXACT_TOLERANCES.response_residual * sizes
+    def at(self, points: np.ndarray) -> list[ConvexSolution | None]:
+        """Return the lower level's answers at other points, one a row; None where one is not found."""
+        shift, linear = points @ self.b.T, self.gradient + points @ self.mixed.T
+        low, high = self.low - shift, self.high - shift
+        found: list[ConvexSolution | None] = [None] * len(points)
+        open_ones = {self.side.tobytes(): (self.side, list(range(len(points))))}
+        for _ in range(EXACT_SETTINGS.most_changes):
+            others: dict[bytes, tuple[np.ndarray, list[int]]] = {}
+            for side, which in open_ones.values():
+                if (factor := self._factor(side)) is None:
+                    continue
+                answers = self._held(side, factor, linear[which], low[which], high[which])
+                for place, y, multipliers, optimal, other in zip(which, *answers, strict=True):
+                    if optimal:
+                        found[place] = dataclasses.replace(self.lower, y=y, multipliers=multipliers)
+                    elif not np.array_equal(other, side):
+                        others.setdefault(other.tobytes(), (other, []))[1].append(place)
+            open_ones = others
+        return found
 
-    def at(self, x: np.ndarray) -> ConvexSolution | None:
-        """Return the lower level's answer at another x, or None where other rows are active there."""
-        step, held = x - self.x, self.held
-        y, multipliers = self.lower.y + self.of_y @ step, self.lower.multipliers.copy()
-        multipliers[held] += self.of_multipliers @ step
-        if np.any((self.sign != 0) & (self.sign * multipliers[held] <= 0)):
-            return None
-        image = self.a @ y + self.b @ x
-        outside = np.maximum(image - self.high, self.low - image)
-        if np.any(outside > self._allowed) or np.any(np.abs(image[held] - self.side) > self._allowed[held]):
-            return None
-        gradient = self.gradient + self.hessian @ y + self.mixed @ x
+    def _held(
+        self,
+        side: np.ndarray,
+        factor: tuple[np.ndarray, np.ndarray, np.ndarray],
+        linear: np.ndarray,
+        low: np.ndarray,
+        high: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return y and multipliers with rows held, at some points, whether that is optimal, and what else to hold."""
+        held, matrix, pivots = factor
+        n_y, sides = linear.shape[1], np.where(side > 0, high, low)[:, held]
+        solved = lapack.dgetrs(matrix, pivots, np.concatenate([-linear, sides], axis=1).T)[0].T
+        y, multipliers = solved[:, :n_y], np.zeros(low.shape)
+        multipliers[:, held] = solved[:, n_y:]
+        image = y @ self.a.T
+        above, below = image > high + self.allowed, image < low - self.allowed
+        wrong = (side != 0) & ~self.equality & (side * multipliers <= 0)
+        gradient = linear + y @ self.hessian
         size = np.abs(gradient) + self.hessian.diagonal() * (1 + np.abs(y))
-        if np.any(np.abs(gradient + self.a.T @ multipliers) > EXACT_TOLERANCES.response_residual * size):
-            return None
-        return dataclasses.replace(self.lower, y=y, multipliers=multipliers)
+        steep = np.abs(gradient + multipliers @ self.a) > EXACT_TOLERANCES.response_residual * size
+        off = np.abs(image[:, held] - sides) > self.allowed[held]
+        refuted = (wrong | above | below).any(axis=1) | steep.any(axis=1) | off.any(axis=1)
+        other = np.where(wrong, 0, np.where(side != 0, side, above.astype(int) - below))
+        return y, multipliers, ~refuted, other
+
+    def _factor(self, side: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return the system of held rows, factorised; None where it is singular."""
+        key = side.tobytes()
+        if key not in self.factors:
+            held, n_y = np.flatnonzero(side), len(self.gradient)
+            system = np.zeros((n_y + len(held), n_y + len(held)))
+            system[:n_y, :n_y], system[n_y:, :n_y], system[:n_y, n_y:] = self.hessian, self.a[held], self.a[held].T
+            matrix, pivots, singular = lapack.dgetrf(system)
+            if singular or lapack.dgecon(matrix, np.abs(system).sum(axis=0).max())[0] < np.finfo(float).eps:
+                found = None
+            else:
+                found = held, matrix, pivots
+            if len(self.factors) >= EXACT_SETTINGS.most_pieces:
+                return found
+            self.factors[key] = found
+        return self.factors[key]
 
 
-def affine_response(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Response | None:
-    """Return the response around x; None where g is not quadratic, y not unique, or the problem large."""
+def responses(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Responses | None:
+    """Return the responses around x; None where g is not quadratic, y not unique, or the problem large."""
     most = EXACT_SETTINGS.dense_response
     if not lower.unique or flat.y_rows.balls or max(flat.n_x, flat.n_y) > most or lower.domain.bounded:
         return None
@@ -82,30 +124,21 @@ def affine_response(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> 
         return None
     a, b = rows.matrix.toarray(), np.zeros((len(rows.lower), flat.n_x))
     b[: rows.relaxable] = flat.rows.B.toarray()
-    low, high = rows.lower + b @ x, rows.upper + b @ x
-    equality = low == high
-    held = np.flatnonzero(equality | (lower.multipliers != 0))
-    hessian, mixed = quadratic.hessian.toarray(), quadratic.mixed.toarray()
-    saddle = np.block([[hessian, a[held].T], [a[held], np.zeros((len(held), len(held)))]])
-    try:
-        moved = np.linalg.solve(saddle, -np.vstack([mixed, b[held]]))
-    except np.linalg.LinAlgError:
-        return None
-    if not np.all(np.isfinite(moved)):
-        return None
-    return Response(
-        x=x,
+    low, high = (
+        np.concatenate(sides) for sides in ((flat.rows.lower, flat.y_rows.lower), (flat.rows.upper, flat.y_rows.upper))
+    )
+    equality, finite = low == high, lambda side: np.where(np.isfinite(side), np.abs(side), 0.0)
+    return Responses(
         lower=lower,
         gradient=quadratic.gradient,
-        hessian=hessian,
-        mixed=mixed,
+        hessian=quadratic.hessian.toarray(),
+        mixed=quadratic.mixed.toarray(),
         a=a,
         b=b,
         low=low,
         high=high,
-        held=held,
-        sign=np.where(equality, 0.0, np.sign(lower.multipliers))[held],
-        side=np.where(lower.multipliers < 0, low, high)[held],
-        of_y=moved[: flat.n_y],
-        of_multipliers=moved[flat.n_y :],
+        equality=equality,
+        side=np.where(equality, 1, np.sign(lower.multipliers)).astype(int),
+        allowed=EXACT_TOLERANCES.response_residual
+        * (np.linalg.norm(a, axis=1) + np.maximum(finite(low), finite(high))),
     )

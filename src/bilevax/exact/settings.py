@@ -31,10 +31,12 @@ class ExactSettings:
     # Variables beyond which corners of the set of minimisers are not looked for, and random directions to do so in.
     most_corners: int = 5000
     corner_directions: int = 4
-    # Variables and rows up to which the lower level's affine response is worth its dense matrices.
+    # Variables and rows up to which the lower level's responses are worth their dense matrices.
     dense_response: int = 300
-    # How many such responses, for different active rows, are kept around a point.
+    # How many such responses, for different active rows, are kept around a point, and how often active rows are changed
+    # on the way to one.
     most_pieces: int = 8
+    most_changes: int = 8
 
 
 EXACT_SETTINGS = ExactSettings()

@@ -88,6 +88,7 @@ _RULES: dict[str, Callable[[dict[str, Any], Shapes], Callable[..., Any] | None]]
     "reshape": lambda params, shapes: lambda a: a.reshape(params["new_sizes"]),
     "squeeze": _squeeze,
     "slice": _slice,
+    "concatenate": lambda params, shapes: lambda *parts: np.concatenate(parts, axis=params["dimension"]),
     "reduce_sum": lambda params, shapes: lambda a: a.sum(axis=params["axes"]),
     "dot_general": _dot_general,
 }
