@@ -75,7 +75,8 @@ def certify_flat(
 ) -> Certificate:
     """Return the certificate of x, for a flat problem in the user's units; see `certify`.
 
-    ``earlier`` is what `evaluate` found at x in certain units without a start: what it would find again.
+    ``earlier`` is what `evaluate` found at x in certain units, without a start or for the only minimiser: what it would
+    find again.
     """
     if user.problem.curved:
         return _certify_curved(user, x, y, delta)

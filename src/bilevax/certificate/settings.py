@@ -63,6 +63,8 @@ class StationaritySettings:
     sample_regularisation: float = 1e-12
     # Entries of x along which multiplier vectors differ, up to which each is tried as a direction.
     multiplier_directions: int = 40
+    # Sets of rows up to which all vertices of the multiplier vectors are looked for.
+    vertices: int = 500
     # Random directions that are tried besides, with few and with many variables.
     random_directions: int = 64
     random_directions_many: int = 8

@@ -45,6 +45,9 @@ class Tolerances(ExactTolerances):
         A multiplier above this, relative to the largest, is positive.
     complementary
         A row gets slack and a multiplier at once, in a direction of x, if both are above this, relative.
+    clearly_independent, clearly_dependent
+        Rows are clearly independent if their smallest singular value is above the one, and clearly dependent if it is
+        at most the other. Where it is in between, multiplier vectors are looked at by linear programs.
     least_norm_residual
         The answer of a least-norm program is used if it satisfies its conditions to this, relative.
     piece_rows
@@ -97,6 +100,8 @@ class Tolerances(ExactTolerances):
     consistent_rows: float = 1e-9
     positive_multiplier: float = 1e-9
     complementary: float = 1e-7
+    clearly_independent: float = 1e-5
+    clearly_dependent: float = 1e-11
     least_norm_residual: float = 1e-7
     piece_rows: float = 1e-9
     piece_normal: float = 1e-10

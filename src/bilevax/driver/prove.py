@@ -143,7 +143,7 @@ def certified_best(
     if known is not None and known.success and known.value <= bounds.upper + allowed:
         return known
     x, y = natural.x_tree(bounds.best.x), natural.y_tree(bounds.best.y)
-    certificate = certify_flat(flat, x, y)
+    certificate = certify_flat(flat, x, y, earlier=(natural.scales, bounds.best.phi))
     watch.record(bounds.nodes, {"phase": "proof", "upper": bounds.upper})
     ending = Ending(x, y, bounds.nodes, converged=True)
     return conclude("branch and bound", ending, certificate, watch)

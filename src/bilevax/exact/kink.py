@@ -8,6 +8,7 @@ from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives, solve_kkt
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
+from bilevax.model.compressed_rows import rows_where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,25 @@ class Kink:
     zero_multiplier: float
 
 
+class Kinks:
+    """`eliminate` at one point, remembered for each choice of optional rows."""
+
+    def __init__(self, point: PointDerivatives, active: ActiveRows):
+        self.point, self.active = point, active
+        self._known: dict[bytes, Kink | None] = {}
+
+    def of(self, optional: np.ndarray) -> Kink | None:
+        """Return the kink with these rows optional."""
+        key = optional.tobytes()
+        if key not in self._known:
+            self._known[key] = eliminate(self.point, self.active, optional)
+        return self._known[key]
+
+
 def eliminate(point: PointDerivatives, active: ActiveRows, optional: np.ndarray) -> Kink | None:
     """Eliminate y and the required rows; None where these alone do not determine y."""
-    required_a, required_b = active.a[~optional], active.b[~optional]
-    optional_a, optional_b = active.a[optional], active.b[optional]
+    required_a, required_b = (rows_where(rows, ~optional) for rows in (active.a, active.b))
+    optional_a, optional_b = (rows_where(rows, optional) for rows in (active.a, active.b))
     n_y, required = active.a.shape[1], required_a.shape[0]
     count = optional_a.shape[0]
     right = np.zeros((n_y + required, 1 + count))

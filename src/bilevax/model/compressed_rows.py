@@ -83,6 +83,50 @@ def picked(matrix: sp.csr_matrix, index: np.ndarray, factor: np.ndarray) -> sp.c
     return sp.csr_matrix((data, indices, ends.astype(indices.dtype)), shape=(len(index), matrix.shape[1]))
 
 
+def rows_where(matrix: sp.csr_matrix, wanted: np.ndarray) -> sp.csr_matrix:
+    """Return those of the compressed rows that are wanted, in a fifth of the time that SciPy takes for few of them."""
+    return matrix if wanted.all() else picked(matrix, np.flatnonzero(wanted), np.ones(np.count_nonzero(wanted)))
+
+
+def put_together(blocks: Sequence[Sequence[Any]], heights: Sequence[int], widths: Sequence[int]) -> Any:
+    """Return a matrix of blocks, as an array where it is small, else compressed by rows.
+
+    A block is an array, a sparse matrix, a number for that multiple of the identity, or None for zeros.
+    """
+    if sum(heights) * sum(widths) > _FEW_ENTRIES:
+        return sp.block_array(
+            [
+                [_sparse(block, (height, width)) for block, width in zip(row, widths, strict=True)]
+                for row, height in zip(blocks, heights, strict=True)
+            ],
+            format="csr",
+        )
+    whole, bottom = np.zeros((sum(heights), sum(widths))), 0
+    for row, height in zip(blocks, heights, strict=True):
+        right = 0
+        for block, width in zip(row, widths, strict=True):
+            if block is not None and height and width:
+                place = whole[bottom : bottom + height, right : right + width]
+                if isinstance(block, float):
+                    np.fill_diagonal(place, block)
+                else:
+                    place[...] = block.toarray() if sp.issparse(block) else block
+            right += width
+        bottom += height
+    return whole
+
+
+def _sparse(block: Any, shape: tuple[int, int]) -> Any:
+    if block is None:
+        return sp.csr_matrix(shape)
+    return block * sp.eye(*shape, format="csr") if isinstance(block, float) else sp.csr_matrix(block)
+
+
+def unit_rows_at(columns: np.ndarray, width: int) -> sp.csr_matrix:
+    """Return rows of the identity: one for each of these columns."""
+    return sp.csr_matrix((np.ones(len(columns)), columns, np.arange(len(columns) + 1)), shape=(len(columns), width))
+
+
 def row_squares(matrix: sp.csr_matrix) -> np.ndarray:
     """Return the squared length of each row."""
     return _reduced(np.add, matrix, matrix.data**2)

@@ -18,11 +18,13 @@ from bilevax.proof.tree import Allowed, Evaluate, Searched, Tree
 
 def block_variables(program: ComplementarityProgram) -> list[np.ndarray]:
     """Return the variables of each block."""
-    rows = program.matrix != 0
+    rows, size = program.matrix != 0, len(program.cost)
     pairs = rows[program.pair_row] | rows[program.pair_force]
-    links, terms = (sp.csr_matrix(part.astype(np.int64)) for part in (np.vstack([rows, pairs]), program.hessian != 0))
-    count, block = sp.csgraph.connected_components(links.T @ links + terms, directed=False)
-    return [np.flatnonzero(block == k) for k in range(count)]
+    # The nodes of the graph are the variables, then rows and pairs, each connected to its variables.
+    links = sp.csr_matrix(np.vstack([program.hessian != 0, rows, pairs]))
+    graph = sp.csr_matrix((links.data, links.indices, links.indptr), shape=(links.shape[0], links.shape[0]))
+    block = sp.csgraph.connected_components(graph, directed=False)[1][:size]
+    return [np.flatnonzero(block == k) for k in np.unique(block)]
 
 
 def block_program(program: ComplementarityProgram, variables: np.ndarray, first: bool) -> ComplementarityProgram:

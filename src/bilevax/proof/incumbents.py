@@ -30,13 +30,18 @@ class Incumbent:
     phi: Phi | None = None
 
 
-def incumbent_at(flat: FlatProblem, x: np.ndarray) -> Incumbent | None:
-    """Return x with its lower level solved exactly; None where x is not in X, or there is no proven minimiser."""
+def incumbent_at(flat: FlatProblem, x: np.ndarray, start: np.ndarray | None = None) -> Incumbent | None:
+    """Return x with its lower level solved exactly; None where x is not in X, or there is no proven minimiser.
+
+    A start for y saves time where the minimiser is the only one. Where it is not, the start would choose among them.
+    """
     x = np.where(np.abs(x) <= PROOF.feasible * (1 + np.abs(x).max()), 0.0, x)
     x = np.clip(x, *flat.x_rows.intervals())  # where minimisers tie, rounding would choose among them
     if flat.x_rows.violation(x) > PROOF.on_x_set:
         return None
-    phi = evaluate(flat, x)
+    phi = evaluate(flat, x, start)
+    if start is not None and not phi.lower.unique:
+        phi = evaluate(flat, x)
     if not (phi.solved and np.isfinite(phi.value)) or upper_rows_at(flat, x, phi.lower.y).violation > PROOF.on_x_set:
         return None
     return Incumbent(phi.value, x, phi.lower.y, phi.lower.multipliers, phi)
@@ -47,7 +52,7 @@ def best_incumbent(flat: FlatProblem, x: np.ndarray, y: np.ndarray, multipliers:
 
     They differ where several minimisers tie at x: the leader has the choice, and rounding of x may take it away.
     """
-    solved = incumbent_at(flat, x)
+    solved = incumbent_at(flat, x, y)
     outside = max(flat.x_rows.violation(x), upper_rows_at(flat, x, y).violation)
     if flat.problem.choice != "optimistic" or outside > PROOF.on_x_set:
         return solved

@@ -7,7 +7,7 @@ from bilevax._support.division import positive
 from bilevax.certificate.stationarity.least_norm import least_norm
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives
-from bilevax.model.compressed_rows import row_squares
+from bilevax.model.compressed_rows import put_together, row_squares
 
 
 def distance_to_cone(gradient: np.ndarray, normals: sp.csr_matrix, free: np.ndarray) -> tuple[float, np.ndarray]:
@@ -20,8 +20,8 @@ def distance_to_cone(gradient: np.ndarray, normals: sp.csr_matrix, free: np.ndar
         push = -(normals @ gradient) / positive(row_squares(normals))
         push = np.where(free, push, np.maximum(push, 0.0))
         return float(np.linalg.norm(gradient + normals.T @ push)), push
-    equations = [(sp.hstack([sp.eye(n_x), -normals.T]), gradient)]
-    answer = least_norm(n_x, n_x + normals.shape[0], equations, np.flatnonzero(~free) + n_x)
+    equations = put_together([[1.0, -normals.T]], [n_x], [n_x, normals.shape[0]])
+    answer = least_norm(n_x, equations, gradient, np.flatnonzero(~free) + n_x)
     if answer is None:
         return float(np.linalg.norm(gradient)), np.zeros(normals.shape[0])
     return answer.distance, answer.unknowns[n_x:]
@@ -34,21 +34,12 @@ def hull_distance(point: PointDerivatives, active: ActiveRows, pieces: np.ndarra
     """
     n_x, n_y, cone, count = len(point.f_x), active.a.shape[1], point.normals.shape[0], active.a.shape[0]
     number = len(pieces)
-    total = n_x + number + cone + count
-    zero = sp.csr_matrix
-    weights, nu, mu = (
-        n_x + np.arange(number),
-        n_x + number + np.arange(cone),
-        n_x + number + cone + np.arange(count),
-    )
-    equations = [
-        (sp.hstack([sp.eye(n_x), sp.csr_matrix(-pieces.T), -point.normals.T, -active.b.T]), np.zeros(n_x)),
-        (
-            sp.hstack([zero((1, n_x)), sp.csr_matrix(np.ones((1, number))), zero((1, cone + count))]),
-            np.ones(1),
-        ),
-        (sp.hstack([zero((n_y, n_x + number + cone)), active.a.T]), np.zeros(n_y)),
+    blocks = [
+        [1.0, -pieces.T, -point.normals.T, -active.b.T],
+        [None, np.ones((1, number)), None, None],
+        [None, None, None, active.a.T],
     ]
-    nonnegative = np.concatenate([weights, nu[~point.normal_free], mu[~active.equality]])
-    answer = least_norm(n_x, total, equations, nonnegative)
+    equations = put_together(blocks, [n_x, 1, n_y], [n_x, number, cone, count])
+    signs = np.concatenate([np.ones(number, bool), ~point.normal_free, ~active.equality])
+    answer = least_norm(n_x, equations, np.r_[np.zeros(n_x), 1.0, np.zeros(n_y)], n_x + np.flatnonzero(signs))
     return None if answer is None else answer.distance

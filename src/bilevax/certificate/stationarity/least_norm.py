@@ -1,6 +1,7 @@
 """Least-norm programs: the shortest vector under equations and sign conditions, by Clarabel."""
 
 import dataclasses
+from typing import Any
 
 import clarabel
 import numpy as np
@@ -9,6 +10,7 @@ import scipy.sparse as sp
 from bilevax._support.programs import conic
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
+from bilevax.model.compressed_rows import by_columns, put_together, unit_rows_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,45 +23,36 @@ class LeastNorm:
     of_signs: np.ndarray
 
 
-def least_norm(
-    leading: int,
-    total: int,
-    equations: list[tuple[sp.spmatrix, np.ndarray]],
-    nonnegative: np.ndarray,
-) -> LeastNorm | None:
-    """Return the least norm of the first ``leading`` of ``total`` unknowns.
+def least_norm(leading: int, matrix: Any, right: np.ndarray, nonnegative: np.ndarray) -> LeastNorm | None:
+    """Return the least norm of the first ``leading`` unknowns, under the equations ``matrix unknowns = right``.
 
-    The unknowns satisfy the equations, pairs of a matrix and a right-hand side, and those listed in ``nonnegative`` are
-    nonnegative. None where these conditions contradict each other, or Clarabel does not solve the program.
+    The unknowns that are listed in ``nonnegative`` are nonnegative. None where these conditions contradict each other,
+    or Clarabel does not solve the program.
     """
-    matrix = sp.vstack([left for left, _ in equations], format="csr")
-    right = np.concatenate([value for _, value in equations])
+    count, total = matrix.shape
     scale = max(1.0, np.abs(right).max(initial=0.0))
-    signs = sp.eye(total, format="csr")[nonnegative]
-    cones = [clarabel.ZeroConeT(matrix.shape[0])]
-    if signs.shape[0]:
-        cones.append(clarabel.NonnegativeConeT(signs.shape[0]))
+    cones = [clarabel.ZeroConeT(count)]
+    if len(nonnegative):
+        cones.append(clarabel.NonnegativeConeT(len(nonnegative)))
     # The norm itself is minimised, |v| <= t as a cone with t last: its square to 1e-11 would give it to 3e-6 only.
     cones.append(clarabel.SecondOrderConeT(leading + 1))
-    bound = sp.csr_matrix(([1.0], ([0], [total])), shape=(1, total + 1))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = STATIONARITY.conic_accuracy
     settings.max_iter = STATIONARITY.conic_iterations
-    rows = sp.vstack([matrix, -signs])
-    everything = sp.vstack(
-        [sp.hstack([rows, sp.csr_matrix((rows.shape[0], 1))]), -bound, -sp.eye(leading, total + 1)], format="csc"
+    signs = unit_rows_at(nonnegative, total)
+    everything = put_together(
+        [[matrix, None], [-signs, None], [None, -1.0], [-1.0, None]], [count, len(nonnegative), 1, leading], [total, 1]
     )
-    bounds = np.concatenate([right / scale, np.zeros(signs.shape[0] + leading + 1)])
+    everything = by_columns(everything) if isinstance(everything, np.ndarray) else sp.csc_matrix(everything)
+    bounds = np.concatenate([right / scale, np.zeros(len(nonnegative) + leading + 1)])
     cost, linear = sp.csc_matrix((total + 1, total + 1)), np.r_[np.zeros(total), 1.0]
     answer = conic(cost, linear, everything, bounds, cones, settings=settings)
     solution, dual = np.array(answer.x)[:total], np.array(answer.z)
     # What counts is the residual of the answer, not the status that the solver reports.
-    wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + np.maximum(-(signs @ solution), 0).max(
-        initial=0.0
-    )
+    negative = np.maximum(-solution[nonnegative], 0).max(initial=0.0)
+    wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + negative
     if not np.isfinite(solution).all() or not wrong <= TOLERANCES.least_norm_residual * (1 + np.abs(solution).max()):
         return None
     distance = float(np.linalg.norm(solution[:leading]) + wrong) * scale
-    split = matrix.shape[0]
-    return LeastNorm(distance, scale * solution, dual[:split], dual[split : split + signs.shape[0]])
+    return LeastNorm(distance, scale * solution, dual[:count], dual[count : count + len(nonnegative)])

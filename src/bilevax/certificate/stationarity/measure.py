@@ -65,9 +65,10 @@ from bilevax.exact.active_rows import (
     smallest_singular_value,
     unit_rows,
 )
+from bilevax.exact.kink import Kinks
 from bilevax.exact.sensitivity import PointDerivatives, derivatives, normals_of_x, piece_gradient, upper_gradients
 from bilevax.exact.upper_rows import upper_rows_at
-from bilevax.model.compressed_rows import on_top
+from bilevax.model.compressed_rows import on_top, rows_where
 from bilevax.model.flat import FlatProblem
 
 
@@ -232,14 +233,14 @@ def _on_kink(point: PointDerivatives, active: ActiveRows, unique: np.ndarray, un
     """
     multipliers = MultiplierSet(active)
     weak, sometimes = multipliers.resolve(unique)
-    scale = _scale(point, active, weak)
-    system = strong_system(point, active, weak, sometimes, unique_y)
+    scale, kinks = _scale(point, active, weak), Kinks(point, active)
+    system = strong_system(kinks, weak, sometimes, unique_y)
     distance, branches, upper = strong_distance(system, TOLERANCES.settled * scale, multipliers.can_vanish)
     test = "strong" if branches == 1 else f"strong in {branches} branches"
     settled = distance <= TOLERANCES.settled * scale
     pieces, complete = [], False
     if unique_y and (not settled or weak.sum() <= STATIONARITY.few_weak_rows):
-        pieces, complete = adjacent_pieces(point, active, weak, unique)
+        pieces, complete = adjacent_pieces(kinks, weak, unique)
     gradients = tuple(piece.gradient for piece in pieces)
     common = common_gradient(pieces) if complete and unique.all() else None
     if not settled and pieces and complete and not point.upper.count:
@@ -256,6 +257,6 @@ def _scale(point: PointDerivatives, active: ActiveRows, weak: np.ndarray) -> flo
     """Return 1 + the larger gradient of two extreme pieces: no weakly active row stays active, or all of them do."""
     few = len(point.f_y) <= STATIONARITY.many_variables
     sets = (~weak, np.ones(len(weak), bool)) if few else ()
-    extremes = [piece_gradient(point, active.a[rows], active.b[rows]) for rows in sets]
+    extremes = [piece_gradient(point, rows_where(active.a, rows), rows_where(active.b, rows)) for rows in sets]
     norms = [np.linalg.norm(extreme) for extreme in extremes if extreme is not None]
     return 1 + float(max([np.linalg.norm(point.f_x), *norms]))

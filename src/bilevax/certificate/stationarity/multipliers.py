@@ -9,7 +9,8 @@ A row's multiplier is zero on the whole face with the largest ``lambda' cost`` e
 
     a_i v > cost_i,   a v >= cost on all rows,   a v = cost on equalities and where some multiplier of the face is > 0,
 
-so one linear program decides it for all rows. The faces that are examined belong to each entry of x along which the
+so one linear program decides it for all rows. Small sets have few vertices: these tell the same of all faces, without
+linear programs (`vertices`). Of large sets the faces that are examined belong to each entry of x along which the
 vectors differ, both ways, and to random directions; a row whose multiplier is zero on none of them counts as strongly
 active.
 """
@@ -22,6 +23,7 @@ from scipy.optimize import OptimizeResult
 
 from bilevax._support.programs import linprog
 from bilevax.certificate.settings import STATIONARITY
+from bilevax.certificate.stationarity.vertices import extreme, vertices
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import ActiveRows, project_out
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -46,12 +48,22 @@ class MultiplierSet:
         self.known = np.where(active.weak, 0.0, active.multiplier)
         self.balance = active.a.T @ self.known
 
+    @functools.cached_property
+    def _vertices(self) -> np.ndarray | None:
+        """All vertices of the set, where it is small."""
+        active = self.active
+        if active.a.shape[0] * active.a.shape[1] > STATIONARITY.vertices:
+            return None
+        return vertices(active.a.toarray(), active.equality, self.balance)
+
     def resolve(self, unique: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which rows are weakly active, and which are strongly active for some directions of x only."""
         active, random = self.active, np.random.default_rng(0)
         nowhere = np.zeros(len(unique), bool)
         if unique.all() or self._same_on_coupled_rows():
             return active.weak, nowhere
+        if self._vertices is not None:
+            return self._from_vertices(self._vertices)
         weak = self._vanishing(self.known, np.zeros(len(self.known)))
         # A random change of the multipliers that can be positive tells along which entries of x the vectors differ.
         change = project_out(sp.csr_matrix(active.a[~weak].T), random.standard_normal(int((~weak).sum())))
@@ -73,8 +85,22 @@ class MultiplierSet:
             sometimes = sometimes | (~weak & self._vanishing(top.x, cost))
         return weak, sometimes
 
+    def _from_vertices(self, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `resolve` does, for all directions of x: each corner of all ``b' lambda`` belongs to some."""
+        weak = ~self.active.equality & np.all(known == 0, axis=0)
+        sometimes = np.zeros(len(weak), bool)
+        images = known @ self.active.b.toarray()
+        size = 1 + np.abs(images).max(initial=0.0)
+        same = np.abs(images[:, None] - images).max(axis=2, initial=0.0) <= TOLERANCES.same_multipliers * size
+        first = np.unique(same.argmax(axis=1))
+        for corner in first[extreme(images[first])]:
+            sometimes |= np.all(known[same[corner]] == 0, axis=0)
+        return weak, sometimes & ~weak & ~self.active.equality
+
     def can_vanish(self, rows: np.ndarray) -> bool:
         """Return whether some vector is zero on all these rows."""
+        if self._vertices is not None:
+            return bool(np.any(np.all(self._vertices[:, rows] == 0, axis=1)))
         return self._least(np.zeros(len(self.known)), rows).status != 2  # 2: proven infeasible
 
     def _vanishing(self, multiplier: np.ndarray, cost: np.ndarray) -> np.ndarray:
@@ -108,8 +134,10 @@ class MultiplierSet:
         consistent = TOLERANCES.consistent_rows * (1 + np.abs(cost).max(initial=0.0))
         if np.abs(_off_range(active.a, cost)).max(initial=0.0) <= consistent:
             return True
-        least, largest = self._least(cost), self._least(-cost)
         size = TOLERANCES.same_multipliers * (1 + np.abs(cost) @ np.abs(active.multiplier))
+        if self._vertices is not None:
+            return float(np.ptp(self._vertices @ cost)) <= size
+        least, largest = self._least(cost), self._least(-cost)
         return least.status == 0 and largest.status == 0 and -largest.fun - least.fun <= size
 
     def _least(self, cost: np.ndarray, zero: np.ndarray | None = None) -> OptimizeResult:

@@ -9,8 +9,7 @@ from scipy.optimize import nnls
 from bilevax._support.programs import linprog
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
-from bilevax.exact.active_rows import ActiveRows
-from bilevax.exact.kink import Kink, eliminate
+from bilevax.exact.kink import Kink, Kinks
 from bilevax.exact.sensitivity import PointDerivatives
 from bilevax.exact.settings import EXACT_SETTINGS
 
@@ -23,18 +22,17 @@ class Piece:
     cone: np.ndarray
 
 
-def adjacent_pieces(
-    point: PointDerivatives, active: ActiveRows, weak: np.ndarray, unique: np.ndarray
-) -> tuple[list[Piece], bool]:
+def adjacent_pieces(kinks: Kinks, weak: np.ndarray, unique: np.ndarray) -> tuple[list[Piece], bool]:
     """Return pieces of Phi that meet at x, and whether these are all of them.
 
     Optional rows, active on some pieces only, are the weakly active ones and those without a unique multiplier.
     """
+    active = kinks.active
     optional = ~active.equality & (weak | ~unique)
     too_large = active.a.shape[0] * active.a.shape[1] > EXACT_SETTINGS.dense_entries
     if too_large or optional.sum() > STATIONARITY.optional_rows:
         return [], False
-    kink = eliminate(point, active, optional)
+    kink = kinks.of(optional)
     if kink is None:
         return [], False
     count = int(optional.sum())
@@ -43,35 +41,44 @@ def adjacent_pieces(
         subsets = itertools.chain.from_iterable(itertools.combinations(range(count), r) for r in range(count + 1))
     else:
         subsets = _sample_subsets(kink)
-    pieces = [piece for chosen in subsets if (piece := _piece(kink, np.array(chosen, int))) is not None]
-    return pieces, complete
+    independent = 0 < count <= kink.reduced.shape[1] and _smallest(kink.reduced) >= TOLERANCES.piece_rows
+    found = (_piece(kink, np.array(chosen, int), independent) for chosen in subsets)
+    return [piece for piece in found if piece is not None], complete
 
 
-def _piece(kink: Kink, chosen: np.ndarray) -> Piece | None:
-    """Return the piece on which exactly ``chosen`` of the optional rows stay active, or None if there is none."""
-    others = np.setdiff1d(np.arange(len(kink.slope)), chosen)
-    multiplier = np.zeros(0)
-    response = np.zeros((0, kink.slope.shape[1]))
-    gradient = kink.gradient
+def _piece(kink: Kink, chosen: np.ndarray, independent: bool) -> Piece | None:
+    """Return the piece on which exactly ``chosen`` of the optional rows stay active, or None if there is none.
+
+    ``independent`` says whether all optional rows are known to be so.
+    """
+    stays = np.zeros(len(kink.slope), bool)
+    stays[chosen] = True
+    multiplier, values, gradient, weak = np.zeros(len(chosen)), kink.slope[~stays], kink.gradient, kink.slope[:0]
     if len(chosen):
         part = kink.reduced[chosen]
-        if len(chosen) > part.shape[1] or np.linalg.svd(part, compute_uv=False)[-1] < TOLERANCES.piece_rows:
+        if not independent and (len(chosen) > part.shape[1] or _smallest(part) < TOLERANCES.piece_rows):
             return None
-        multiplier = np.linalg.lstsq(part.T, kink.multiplier, rcond=None)[0]
-        own = kink.compliance[np.ix_(chosen, chosen)]
-        response = np.linalg.solve(own, kink.slope[chosen])
-        gradient = gradient + kink.slope[chosen].T @ np.linalg.solve(own, kink.response[chosen])
+        if kink.multiplier.any():
+            multiplier = np.linalg.lstsq(part.T, kink.multiplier, rcond=None)[0]
+        own = np.column_stack([kink.slope[chosen], kink.response[chosen]])
+        moved = np.linalg.solve(kink.compliance[chosen[:, None], chosen], own)
+        response, gradient = moved[:, :-1], gradient + kink.slope[chosen].T @ moved[:, -1]
+        # In directions into the piece the other rows' values must not become positive, nor zero multipliers negative.
+        values = values - kink.compliance[~stays][:, chosen] @ response
+        weak = -response[multiplier <= kink.zero_multiplier]
     unbalanced = np.abs(kink.reduced[chosen].T @ multiplier - kink.multiplier).max(initial=0.0)
     if unbalanced > kink.zero_multiplier or np.any(multiplier < -kink.zero_multiplier):
         return None
-    # In directions into the piece the other rows' values must not become positive, nor zero multipliers negative.
-    values = kink.slope[others] - kink.compliance[np.ix_(others, chosen)] @ response
-    weak = -response[multiplier <= kink.zero_multiplier]
     cone = np.vstack([values, weak])
-    norms = np.linalg.norm(cone, axis=1)
+    norms = np.sqrt(np.einsum("ij,ij->i", cone, cone))
     bounding = norms > TOLERANCES.piece_normal
     cone = cone[bounding] / norms[bounding][:, None]
     return Piece(gradient, cone) if _has_interior(cone) else None
+
+
+def _smallest(rows: np.ndarray) -> float:
+    """Return the smallest singular value of rows: removing one of them never makes it smaller."""
+    return float(np.linalg.svd(rows, compute_uv=False)[-1])
 
 
 def _sample_subsets(kink: Kink) -> set[tuple[int, ...]]:
@@ -91,9 +98,27 @@ def _sample_subsets(kink: Kink) -> set[tuple[int, ...]]:
 
 
 def _has_interior(cone: np.ndarray) -> bool:
-    """Return whether ``cone d < 0`` for some d (rows of unit length)."""
-    if len(cone) == 0:
+    """Return whether a direction with entries up to 1 is further than a tolerance from all sides of ``cone d <= 0``.
+
+    The shortest convex combination of the rows, which have unit length, tells: against it all rows fall as much as they
+    can at once. That distance is one proof. The other is by duality: no direction is further away from all rows than
+    the sum of the absolute entries of any convex combination. Where neither proves anything, a linear program decides.
+    """
+    if len(cone) <= 1:
         return True
+    try:
+        weights = nnls(np.vstack([cone.T, np.ones(len(cone))]), np.r_[np.zeros(cone.shape[1]), 1.0])[0]
+    except RuntimeError:  # too many iterations
+        return _program_has_interior(cone)
+    shortest = weights @ cone / weights.sum()
+    largest = np.abs(shortest).max()
+    if largest > 0 and (cone @ shortest).min() > TOLERANCES.piece_interior * largest:
+        return True
+    return np.abs(shortest).sum() > TOLERANCES.piece_interior and _program_has_interior(cone)
+
+
+def _program_has_interior(cone: np.ndarray) -> bool:
+    """Return the same, by a linear program."""
     width = cone.shape[1]
     margin = linprog(
         np.r_[np.zeros(width), -1.0],

@@ -11,6 +11,7 @@ from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives, solve_kkt
 from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.model.compressed_rows import put_together, unit_rows_at
 
 
 def radius(point: PointDerivatives, active: ActiveRows, multipliers: bool = True) -> float:
@@ -28,25 +29,22 @@ def radius(point: PointDerivatives, active: ActiveRows, multipliers: bool = True
         return 0.0
     if not (multipliers or upper.count) and (bound := _bound(point, active)) <= TOLERANCES.settled:
         return bound
-    n_x, n_y, count, cone = len(point.f_x), len(point.f_y), len(slack), len(normal_slack)
-    sides = sp.vstack([point.normals, upper.x]), sp.vstack([sp.csr_matrix((len(point.normal_slack), n_y)), upper.y])
+    n_x, n_y, count, sides = len(point.f_x), len(point.f_y), len(slack), len(point.normal_slack)
     weak = np.flatnonzero(active.weak & multipliers)
-    fitted = count + len(weak) + cone
-    misfit, zero = sp.eye(fitted, format="csr") / TOLERANCES.misfit_weight, sp.csr_matrix
-    of_weak = sp.eye(count, format="csr")[weak]
+    misfit = 1 / TOLERANCES.misfit_weight
     # Unknowns: the step of x and the misfits, whose norm counts; then the steps of y and of the multipliers.
-    equations = [
-        (sp.hstack([point.mixed, zero((n_y, fitted)), point.hessian, active.a.T]), np.zeros(n_y)),
-        (sp.hstack([active.b, misfit[:count], active.a, zero((count, count))]), slack),
-        (
-            sp.hstack([zero((len(weak), n_x)), misfit[count : count + len(weak)], zero((len(weak), n_y)), of_weak]),
-            -excess[weak],
-        ),
-        (sp.hstack([sides[0], misfit[count + len(weak) :], sides[1], zero((cone, count))]), normal_slack),
+    blocks = [
+        [point.mixed, None, None, None, None, point.hessian, active.a.T],
+        [active.b, misfit, None, None, None, active.a, None],
+        [None, None, misfit, None, None, None, unit_rows_at(weak, count)],
+        [point.normals, None, None, misfit, None, None, None],
+        [upper.x, None, None, None, misfit, upper.y, None],
     ]
-    size = max(np.abs(right).max(initial=0.0) for _, right in equations)
-    scaled = [(left, right / size) for left, right in equations]
-    answer = least_norm(n_x + fitted, n_x + fitted + n_y + count, scaled, np.zeros(0, int))
+    fitted = [count, len(weak), sides, upper.count]
+    equations = put_together(blocks, [n_y, *fitted], [n_x, *fitted, n_y, count])
+    right = np.concatenate([np.zeros(n_y), slack, -excess[weak], normal_slack])
+    size = np.abs(right).max()
+    answer = least_norm(n_x + sum(fitted), equations, right / size, np.zeros(0, int))
     return np.inf if answer is None else answer.distance * size
 
 

@@ -16,18 +16,21 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components
 
 from bilevax._support import clock
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.stationarity.least_norm import LeastNorm, least_norm
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import ActiveRows
-from bilevax.exact.kink import Kink, eliminate
+from bilevax.exact.kink import Kink, Kinks
 from bilevax.exact.sensitivity import PointDerivatives
 from bilevax.exact.settings import EXACT_SETTINGS
+from bilevax.model.compressed_rows import put_together, unit_rows_at
 
 # The kinds of active rows, and what is asked of them:
 #   STRONG            strongly active for all directions of x           a w = 0,   xi free
@@ -46,24 +49,25 @@ class StrongSystem:
 
     They are ``hessian w + a' xi = -f_y``, the signs of ``a w - compliance xi + response`` and of xi that each row's
     ``kind`` asks for, and ``f_x + mixed' w + b' xi + (a normal of X) = 0``, whose residual is the distance. With w
-    eliminated ``hessian``, ``mixed`` and ``a`` are empty; otherwise ``compliance`` and ``response`` are zero.
-    ``origin`` says which active rows these are. Active upper rows act as normals that have a part in y, too.
+    eliminated the matrices are arrays, and ``hessian``, ``mixed`` and ``a`` empty; otherwise ``compliance`` and
+    ``response`` are zero. ``origin`` says which active rows these are. Active upper rows act as normals that have a
+    part in y, too.
     """
 
     f_x: np.ndarray
     f_y: np.ndarray
-    hessian: sp.csr_matrix
-    mixed: sp.csr_matrix
-    a: sp.csr_matrix
-    b: sp.csr_matrix
-    compliance: sp.csr_matrix
+    hessian: Any
+    mixed: Any
+    a: Any
+    b: Any
+    compliance: Any
     response: np.ndarray
     kind: np.ndarray
     origin: np.ndarray
     normals: sp.csr_matrix
     normal_free: np.ndarray
     upper_x: sp.csr_matrix
-    upper_y: sp.csr_matrix
+    upper_y: Any
     upper_free: np.ndarray
 
 
@@ -81,16 +85,15 @@ class _Answer:
     upper: np.ndarray
 
 
-def strong_system(
-    point: PointDerivatives, active: ActiveRows, weak: np.ndarray, sometimes: np.ndarray, unique_y: bool
-) -> StrongSystem:
+def strong_system(kinks: Kinks, weak: np.ndarray, sometimes: np.ndarray, unique_y: bool) -> StrongSystem:
     """Return the conditions at a point, given which rows are weakly active, and which are sometimes strongly active.
 
     Where y is not unique, w is not either: it cannot be eliminated, and the one that suits best counts.
     """
+    point, active = kinks.point, kinks.active
     kind = np.where(active.equality, STRONG, np.where(sometimes, SOMETIMES_STRONG, np.where(weak, WEAK, STRONG)))
     if unique_y and not point.upper.count and active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
-        kink = eliminate(point, active, kind != STRONG)
+        kink = kinks.of(kind != STRONG)
         if kink is not None:
             return _eliminated(point, kink, kind)
     return _sparse(point, active, kind)
@@ -98,15 +101,15 @@ def strong_system(
 
 def _eliminated(point: PointDerivatives, kink: Kink, kind: np.ndarray) -> StrongSystem:
     """Return the conditions with w and the strongly active rows eliminated."""
-    origin, empty = np.flatnonzero(kind != STRONG), sp.csr_matrix
+    origin, empty = np.flatnonzero(kind != STRONG), np.zeros
     return StrongSystem(
         f_x=kink.gradient,
         f_y=np.zeros(0),
         hessian=empty((0, 0)),
         mixed=empty((0, len(point.f_x))),
         a=empty((len(origin), 0)),
-        b=sp.csr_matrix(kink.slope),
-        compliance=sp.csr_matrix(kink.compliance),
+        b=kink.slope,
+        compliance=kink.compliance,
         response=kink.response,
         kind=kind[origin],
         origin=origin,
@@ -153,19 +156,84 @@ def _sparse(point: PointDerivatives, active: ActiveRows, kind: np.ndarray) -> St
 def strong_distance(
     system: StrongSystem, good: float, can_vanish: Callable[[np.ndarray], bool]
 ) -> tuple[float, int, np.ndarray]:
-    """Return the distance from strong stationarity, how many programs it took, and the upper rows' multipliers.
+    """Return the distance from strong stationarity, in how many branches, and the upper rows' multipliers.
 
-    It branches where the distance is above ``good``.
+    It branches where the distance is above ``good``: in each of its independent parts by itself, since the squares of
+    their distances add up, while their branches would multiply.
+    """
+    root = _solve(system, system.kind)
+    if root.distance <= good:
+        return root.distance, 1, root.upper
+    entries = system.a.nnz if sp.issparse(system.a) else int(np.count_nonzero(system.compliance))  # one of them is zero
+    limit = min(STATIONARITY.branches, 1 + STATIONARITY.branch_work // (1 + sum(system.a.shape) + entries))
+    parts = independent_parts(system)
+    if len(parts) == 1:
+        return _branched(system, root, good, limit, can_vanish)
+    distances, branches, upper = [], 1, np.zeros(len(system.upper_free))
+    for part, own in parts:
+        share = good / np.sqrt(len(parts))
+        distance, count, upper[own] = _branched(part, _solve(part, part.kind), share, limit - branches, can_vanish)
+        distances.append(distance)
+        branches += count - 1
+    return float(np.linalg.norm(distances)), branches, upper
+
+
+def independent_parts(system: StrongSystem) -> list[tuple[StrongSystem, np.ndarray]]:
+    """Return systems that share no unknown and no condition, and the upper rows of each; the whole where it is one.
+
+    What has no row to branch on is one part.
+    """
+    sizes = [len(system.f_x), len(system.f_y), len(system.kind), len(system.normal_free), len(system.upper_free)]
+    none = [None] * 5
+    connected = [
+        none,
+        [system.mixed, system.hessian, *none[2:]],
+        [system.b, system.a, system.compliance, *none[3:]],
+        [system.normals, *none[1:]],
+        [system.upper_x, system.upper_y, *none[2:]],
+    ]
+    count, label = connected_components(sp.csr_matrix(put_together(connected, sizes, sizes)), directed=False)
+    of_kind = np.split(label, np.cumsum(sizes)[:-1])
+    branching = np.zeros(count, bool)
+    branching[of_kind[2][np.isin(system.kind, tuple(_BRANCHES_OF))]] = True
+    names = np.where(branching, np.arange(count), -1)
+    if len(different := np.unique(names)) == 1:
+        return [(system, np.arange(sizes[4]))]
+    parts = []
+    for name in different:
+        x, y, rows, normals, upper = (np.flatnonzero(names[labels] == name) for labels in of_kind)
+        part = StrongSystem(
+            f_x=system.f_x[x],
+            f_y=system.f_y[y],
+            hessian=system.hessian[y][:, y],
+            mixed=system.mixed[y][:, x],
+            a=system.a[rows][:, y],
+            b=system.b[rows][:, x],
+            compliance=system.compliance[rows][:, rows],
+            response=system.response[rows],
+            kind=system.kind[rows],
+            origin=system.origin[rows],
+            normals=system.normals[normals][:, x],
+            normal_free=system.normal_free[normals],
+            upper_x=system.upper_x[upper][:, x],
+            upper_y=system.upper_y[upper][:, y],
+            upper_free=system.upper_free[upper],
+        )
+        parts.append((part, upper))
+    return parts
+
+
+def _branched(
+    system: StrongSystem, root: _Answer, good: float, limit: int, can_vanish: Callable[[np.ndarray], bool]
+) -> tuple[float, int, np.ndarray]:
+    """Return what `strong_distance` does, given the answer without branches.
 
     The branch with the largest distance is split next, until that distance is below ``good``, its dual direction is one
     in which y can respond, or the work is spent. In such a direction every row gets slack or a multiplier, not both,
     and only rows whose multipliers can all be zero at once get slack: ``can_vanish`` tells whether they can.
     """
     order = itertools.count()
-    root = _solve(system, system.kind)
     queue = [(-root.distance, next(order), root, system.kind)]
-    size = 1 + sum(system.a.shape) + system.a.nnz + system.compliance.nnz
-    limit = min(STATIONARITY.branches, 1 + STATIONARITY.branch_work // size)
     solved = 1
     while True:
         _, _, answer, kind = queue[0]
@@ -194,41 +262,33 @@ def strong_distance(
 def _solve(system: StrongSystem, kind: np.ndarray) -> _Answer:
     """Solve the program of one branch, whose rows are of these kinds."""
     n_x, n_y, count, cone = len(system.f_x), len(system.f_y), len(kind), system.normals.shape[0]
-    zero, upper = sp.csr_matrix, len(system.upper_free)
+    upper = len(system.upper_free)
     counted = np.flatnonzero(kind != GETS_SLACK)  # rows with a w = 0 or a w >= 0
-    nonnegative = np.isin(kind[counted], (WEAK, STAYS_ACTIVE))  # those with a w >= 0
+    nonnegative = np.flatnonzero(np.isin(kind[counted], (WEAK, STAYS_ACTIVE)))  # those with a w >= 0
     signed = np.isin(kind, (SOMETIMES_STRONG, WEAK, GETS_SLACK))  # rows with xi >= 0
-    # Unknowns: the residual in x, a misfit, then w, xi, the normals of X, those of the upper rows, and a w where it may
-    # be positive.
-    above = sp.eye(len(counted), format="csc")[:, nonnegative]
-    width = above.shape[1]
+    width, heights = len(nonnegative), [n_x, n_y, len(counted)]
+    above = -unit_rows_at(nonnegative, len(counted)).T
+    bounded = np.concatenate([~system.normal_free, ~system.upper_free])
+    signs = np.concatenate([np.zeros(n_y, bool), signed, bounded, np.ones(width, bool)])
+    right = np.concatenate([system.f_x, -system.f_y, -system.response[counted]])
+    soft = 1 / TOLERANCES.misfit_weight
 
-    def attempt(misfit: int) -> LeastNorm | None:
-        soft = sp.eye(n_y + len(counted), misfit, format="csr") / TOLERANCES.misfit_weight
-        along_x = [sp.eye(n_x), zero((n_x, misfit)), -system.mixed.T, -system.b.T, -system.normals.T, -system.upper_x.T]
-        along_y = [zero((n_y, n_x)), soft[:n_y], system.hessian, system.a.T, zero((n_y, cone))]
-        along_y += [system.upper_y.T if n_y else zero((0, upper)), zero((n_y, width))]
-        of_rows = [
-            zero((len(counted), n_x)),
-            soft[n_y:],
-            system.a[counted],
-            -system.compliance[counted],
-            zero((len(counted), cone + upper)),
-            -above,
+    def attempt(misfits: list[int]) -> LeastNorm | None:
+        # Unknowns: the residual in x, misfits, then w, xi, the normals of X, those of the upper rows, and a w where it
+        # may be positive.
+        x, w, rows = system.upper_x.T, system.upper_y.T, system.a[counted]
+        blocks = [
+            [1.0, None, None, -system.mixed.T, -system.b.T, -system.normals.T, -x, None],
+            [None, soft, None, system.hessian, system.a.T, None, w, None],
+            [None, None, soft, rows, -system.compliance[counted], None, None, above],
         ]
-        equations = [
-            (sp.hstack([*along_x, zero((n_x, width))]), system.f_x),
-            (sp.hstack(along_y), -system.f_y),
-            (sp.hstack(of_rows), -system.response[counted]),
-        ]
-        leading = n_x + misfit
-        bounded = ~system.normal_free, ~system.upper_free
-        signs = np.concatenate([np.zeros(n_y, bool), signed, *bounded, np.ones(width, bool)])
-        return least_norm(leading, leading + len(signs), equations, leading + np.flatnonzero(signs))
+        matrix = put_together(blocks, heights, [n_x, *misfits, n_y, count, cone, upper, width])
+        leading = n_x + sum(misfits)
+        return least_norm(leading, matrix, right, leading + np.flatnonzero(signs))
 
     # Where the conditions contradict each other they may be violated, which counts as part of the distance. In the dual
     # program that bounds |v| and |theta| along with |d|.
-    answer = attempt(0) or attempt(n_y + len(counted))
+    answer = attempt([0, 0]) or attempt(heights[1:])
     if answer is None:
         return _Answer(np.inf, np.zeros(count), np.zeros(count), np.zeros(upper))
     slack, multiplier = np.zeros(count), np.zeros(count)
