@@ -10,6 +10,9 @@ import scipy.sparse as sp
 import bilevax as bx
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
+from bilevax.solvers.default.lower import dense_algebra
+from bilevax.solvers.default.lower.central import CentralLower
+from bilevax.solvers.default.lower.path_in_rows import central_in_rows
 from bilevax.solvers.default.pieces.dense import dense_pieces
 from bilevax.solvers.default.programs.convexify import convex_model
 from bilevax.solvers.default.programs.quadratic import solve_by_rows, solve_qp
@@ -108,6 +111,67 @@ def test_unproven_derivatives_are_those_of_quadratics_only():
         flat.lower_derivatives(np.zeros(2), y)
     found = flat.lower_derivatives(np.zeros(2), 3 * np.ones(2), proven=False)
     np.testing.assert_allclose(found.hessian.toarray(), np.cosh(3) * np.eye(2))
+
+
+def test_full_quadratics_of_many_variables_are_known_by_their_numbers(monkeypatch):
+    """By products of NumPy with unit vectors, nothing compiled; what is no matrix of the data stays sparse."""
+    monkeypatch.setattr("bilevax.model.flat.padded", None)
+    problem, _ = random_quadratic(150, 300, 20, upper="quadratic", with_theta_bar=False)
+    flat, data = FlatProblem(problem, np.zeros(150), np.zeros(300)), problem.data
+    upper, lower = flat.quadratics["upper"], flat.quadratics["lower"]
+    assert upper is not None
+    assert lower is not None
+    np.testing.assert_allclose(upper.curvature, data["Q"].T @ (data["w"][:, None] * data["Q"]), atol=1e-13)
+    np.testing.assert_allclose(upper.linear, -data["Q"].T @ (data["w"] * data["t"]), atol=1e-13)
+    np.testing.assert_allclose(lower.block("y", "y"), data["H"], atol=1e-12)
+    np.testing.assert_allclose(lower.block("y", "x"), data["C"], atol=1e-13)
+    assert not lower.block("x", "x").any()
+    thin = bx.BilevelProblem(lambda x, y: jnp.sum(y**2), lambda x, y: jnp.sum((y - x[0]) ** 2), y_like=np.zeros(500))
+    assert FlatProblem(thin, np.zeros(1), np.zeros(500)).quadratics["upper"] is None
+
+
+@pytest.mark.parametrize("equalities", [0, 5])
+def test_central_points_in_the_space_of_the_rows_are_those_of_the_variables(equalities, monkeypatch):
+    problem, _ = random_quadratic(30, 60, 40, upper="quadratic", n_equalities=equalities, box=3.0, with_theta_bar=False)
+    random = np.random.default_rng(0)
+    x, far = 0.02 * random.standard_normal(30), 0.5 * random.standard_normal(30)
+    points = []
+    for most in (SIZES.directions, 10):
+        monkeypatch.setattr(dense_algebra, "SIZES", dataclasses.replace(SIZES, directions=most))
+        flat = FlatProblem(problem, np.zeros(30), np.zeros(60))
+        algebra = dense_pieces(flat, UpperSet(flat.x_rows), x, np.zeros(60)).algebra
+        lower = CentralLower(flat, algebra.rows, algebra)
+        first = lower.solve(x, 1e-3, 1e-4, lower.start(x, np.zeros(60)))
+        assert first is not None
+        points.append([first, lower.solve(far, 1e-3, 1e-4, first)])
+    for one, other in zip(*points, strict=True):  # products are met to 1e-3
+        assert one is not None
+        assert other is not None
+        np.testing.assert_allclose(one.y, other.y, rtol=2e-3, atol=1e-4)
+        np.testing.assert_allclose(one.multiplier, other.multiplier, rtol=1e-2, atol=1e-3)
+
+
+def test_a_start_with_small_products_does_not_follow_the_boundary():
+    """From a start that is central at another x, with next to no barrier, steps would be cut to almost nothing."""
+    random, count = np.random.default_rng(0), 60
+    root = random.standard_normal((count, count))
+    compliance = root @ root.T / count + 0.1 * np.eye(count)
+    factorised = []
+
+    def solver(give):
+        factorised.append(give)
+        return lambda right: np.linalg.solve(compliance + np.diag(give), right)
+
+    ends, soft, start = [], np.full(count, 1e-9), (np.ones(count), np.ones(count))
+    for free in (random.standard_normal(count), random.standard_normal(count)):
+        factorised.clear()
+        start = central_in_rows(compliance, free, solver, 0, soft, 1e-7, start)
+        assert start is not None
+        multiplier, slack = start
+        np.testing.assert_allclose(multiplier * slack, 1e-7, rtol=2e-3)
+        np.testing.assert_allclose(free - compliance @ multiplier + slack, soft * multiplier, atol=1e-9)
+        ends.append(len(factorised))
+    assert max(ends) <= 20
 
 
 @pytest.mark.slow

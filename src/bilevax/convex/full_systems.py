@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ class FullSystems:
     """
 
     def __init__(self, matrix: Any):
+        self._full = sparse.issparse(matrix) and nearly_full(matrix)
         self._matrix = matrix
         self._seen: sparse.csc_matrix | None = None
         self._hessian: np.ndarray | None = None
@@ -29,9 +31,8 @@ class FullSystems:
         """Return what `solve_saddle_point` does; None where that is the better way, or this one is not accurate."""
         if not self._prepared(hessian) or held.size > right_y.size:
             return None
-        self._reduce(held)
-        half, rows = self._half[:, held], self._matrix[held]
-        factor, failed = scipy.linalg.lapack.dpotrf(half.T @ half, lower=True)
+        factor, failed = scipy.linalg.lapack.dpotrf(self._reduce(held), lower=True)
+        half, rows = self._half[:, held], self._rows[held]
         if failed or np.min(np.diag(factor), initial=1.0) < RANK.pivot:
             return None
         answer = np.zeros_like(right_y), np.zeros_like(right_rows)
@@ -51,25 +52,40 @@ class FullSystems:
         return answer if exact else None
 
     def _prepared(self, hessian: sparse.csc_matrix) -> bool:
-        """Whether the Hessian is factorised: the second time that it is seen, if it is full and positive definite."""
-        if self._seen is hessian:
-            if self._hessian is None and hessian.shape[0] > DENSE.systems and nearly_full(hessian):
+        """Whether the Hessian is factorised: if it is full and positive definite."""
+        if self._seen is not hessian:
+            self._seen, self._hessian = hessian, None
+            if hessian.shape[0] > DENSE.systems and nearly_full(hessian):
+                count, size = self._matrix.shape
                 self._unit = own_units(hessian)
                 array = as_array(hessian)
-                self._factor, failed = scipy.linalg.lapack.dpotrf(array * np.outer(self._unit, self._unit), lower=True)
-                self._hessian = np.zeros((0, 0)) if failed else array
-                self._half = np.zeros((hessian.shape[0], self._matrix.shape[0]), order="F")
-                self._known = np.zeros(self._matrix.shape[0], bool)
-            return self._hessian is not None and self._hessian.size > 0
-        self._seen, self._hessian = hessian, None
-        return False
+                scaled = array * self._unit
+                scaled *= self._unit[:, None]
+                self._factor, failed = scipy.linalg.lapack.dpotrf(scaled, lower=True, overwrite_a=True)
+                self._hessian = None if failed else array
+                self._half, self._known = np.zeros((size, count), order="F"), np.zeros(count, bool)
+                self._gram = np.zeros((count, count)) if count <= 2 * size else None
+        return self._hessian is not None
 
-    def _reduce(self, held: np.ndarray) -> None:
-        """Find the columns of W that are needed."""
+    def _reduce(self, held: np.ndarray) -> np.ndarray:
+        """Find the columns of W that are needed; return W'W, of which as much is kept as is not larger than W."""
         new = held[~self._known[held]]
         if new.size:
-            self._half[:, new] = self._lower(self._unit[:, None] * self._matrix[new].T.toarray())
+            rows = self._rows[new].T
+            self._half[:, new] = self._lower(self._unit[:, None] * (rows if self._full else rows.toarray()))
             self._known[new] = True
+        if self._gram is None:
+            return self._half[:, held].T @ self._half[:, held]
+        if new.size:
+            known = np.flatnonzero(self._known)
+            products = self._half[:, known].T @ self._half[:, new]
+            self._gram[np.ix_(known, new)], self._gram[np.ix_(new, known)] = products, products.T
+        return self._gram[np.ix_(held, held)]
+
+    @functools.cached_property
+    def _rows(self) -> Any:
+        """The rows in the form in which they multiply fastest."""
+        return self._matrix.toarray() if self._full else self._matrix
 
     def _lower(self, right: np.ndarray, transposed: bool = False) -> np.ndarray:
         return scipy.linalg.solve_triangular(

@@ -176,6 +176,9 @@ class Rows:
         """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""
         if isinstance(self.matrix, np.ndarray):
             return multipliers * np.max(abs(self.matrix) / scale, axis=1, initial=0.0)
+        if self.matrix.has_sorted_indices and self.matrix.nnz == len(self.lower) * len(scale):  # without zeros
+            shares = abs(self.matrix.data).reshape(-1, len(scale))
+            return multipliers * np.max(np.divide(shares, scale, out=shares), axis=1)
         shares = scale[self.matrix.indices]
         np.abs(np.divide(self.matrix.data, shares, out=shares), out=shares)
         starts = self.matrix.indptr[:-1]  # no row is empty

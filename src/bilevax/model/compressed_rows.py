@@ -54,6 +54,8 @@ def entries_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def by_columns(array: np.ndarray) -> sp.csc_matrix:
     """Return an array as a sparse matrix compressed by columns."""
+    if array.size > _FEW_ENTRIES:
+        return compressed(array.T).T
     column, row, data = entries_of(array.T)
     ends = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=array.shape[1]))])
     return sp.csc_matrix((data, row.astype(np.int32), ends.astype(np.int32)), shape=array.shape)

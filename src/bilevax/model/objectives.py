@@ -10,7 +10,7 @@ from bilevax.model.compressed_rows import by_columns
 from bilevax.model.derived import representative
 from bilevax.model.patterns import DENSE_COLUMNS
 from bilevax.model.problem import BilevelProblem, Level
-from bilevax.model.quadratic import JointQuadratic, Quadratic, gradient_numbers, joint_quadratic
+from bilevax.model.quadratic import JointQuadratic, Quadratic, gradient_numbers, holds_full_matrices, joint_quadratic
 
 
 def properties_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> FunctionProperties:
@@ -34,9 +34,10 @@ def _upper_convex_jointly(problem: BilevelProblem, x_like: Frozen, y_like: Froze
 
 
 def quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
-    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic in few variables.
+    """Return f or g of a problem by its numbers, in the user's units; None if it is no quadratic.
 
-    None, too, for objectives whose numbers change from problem to problem of a family.
+    None, too, where there are many variables, unless its own matrices are about as large as these numbers; and for
+    objectives whose numbers change from problem to problem of a family.
     """
     known = representative(problem, level)
     same = getattr(known, level) is getattr(problem, level)
@@ -46,10 +47,10 @@ def quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: 
 @remembered
 def _quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
     n_x, n_y = trees.size(x_like.tree), trees.size(y_like.tree)
-    if n_x + n_y > DENSE_COLUMNS:
-        return None
     properties = properties_of(problem, level, x_like, y_like)
     if properties.degree is None or properties.degree > 2:
+        return None
+    if n_x + n_y > DENSE_COLUMNS and not holds_full_matrices(properties.program):
         return None
     objective = on_flat_vectors(problem, level, x_like.tree, y_like.tree)
     return joint_quadratic(objective, properties.program, n_x, n_y)

@@ -10,16 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support import clock
 from bilevax.convex.problem import Objective
 from bilevax.model.analysis import Program, jets, trace
 from bilevax.model.analysis.host import HostFunction
 from bilevax.model.compressed_rows import by_columns, scaled
+from bilevax.model.patterns import DENSE_COLUMNS
 from bilevax.model.scales import Scales
 
 #: Matrices with up to this many entries are arrays here: a product costs a tenth of that with a sparse matrix.
 _FEW_ENTRIES = 10_000
 #: So are larger ones with more than this share of entries.
 _FULL = 0.2
+#: Unit vectors along which a gradient of many variables is differentiated at a time.
+_AT_A_TIME = 1024
 
 
 class LowerDerivatives(NamedTuple):
@@ -47,6 +51,11 @@ class Quadratic:
     def operators(self) -> tuple[Any, Any]:
         """H and M in the form in which they multiply fastest."""
         return _fast(self.hessian), _fast(self.mixed)
+
+    @functools.cached_property
+    def at_origin(self) -> LowerDerivatives:
+        """The derivatives at the origin: second ones are the same everywhere."""
+        return LowerDerivatives(self.gradient, self.hessian, self.mixed)
 
     def gradient_at(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the gradient in y."""
@@ -90,7 +99,7 @@ class JointQuadratic:
             self.n_x,
             lambda x, y: unit * user(x * of_x, y * of_y),
             unit * both * self.linear,
-            unit * both[:, None] * self.curvature * both,
+            np.multiply(curvature := self.curvature * (unit * both[:, None]), both, out=curvature),
         )
 
     def gradients(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,11 +143,21 @@ def joint_quadratic(fn: Callable, program: Program, n_x: int, n_y: int) -> Joint
     if numbers is None or not finite:
         return None
     linear, curvature = numbers
-    return JointQuadratic(n_x, value, linear, 0.5 * (curvature + curvature.T))
+    curvature = curvature + curvature.T
+    curvature *= 0.5
+    return JointQuadratic(n_x, value, linear, curvature)
+
+
+def holds_full_matrices(program: Program) -> bool:
+    """Return whether the constants of a function fill a good part of a matrix of all its variables."""
+    size = program.shapes[program.x][0] + program.shapes[program.y][0]
+    return sum(constant.size for constant in program.constants.values()) > _FULL * size**2
 
 
 def gradient_numbers(gradient: Callable, n_x: int, n_y: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Return an affine gradient at zero, and its change along each unit vector of (x, y), one a row; or None."""
+    if n_x + n_y > DENSE_COLUMNS:
+        return _many_gradient_numbers(gradient, n_x, n_y)
     program = Program(trace(gradient, n_x, n_y))
     origin, units = np.zeros((n_x + n_y, n_x + n_y)), np.eye(n_x + n_y)
     of_x, of_y = (jets.line_jet(origin[:, part], units[:, part]) for part in (slice(n_x), slice(n_x, None)))
@@ -150,3 +169,20 @@ def gradient_numbers(gradient: Callable, n_x: int, n_y: int) -> tuple[np.ndarray
     constant = np.array(np.broadcast_to(along[0], shape)[0])
     slopes = along[1] if len(along) > 1 else np.zeros(shape)  # one component: it does not depend on the point
     return (constant, slopes) if np.isfinite(along).all() else None
+
+
+def _many_gradient_numbers(gradient: Callable, n_x: int, n_y: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return what `gradient_numbers` does, by products with some unit vectors at a time."""
+    zeros = np.zeros(n_x), np.zeros(n_y)
+    program = Program(trace(lambda *along: jax.jvp(gradient, zeros, along)[1], n_x, n_y))
+    slopes = np.zeros((n_x + n_y, program.shapes[program.result][0]))
+    try:
+        constant = HostFunction(Program(trace(gradient, n_x, n_y)))(*zeros)
+        for first in range(0, len(slopes), _AT_A_TIME):
+            clock.check()
+            part = slopes[first : first + _AT_A_TIME]
+            units = np.eye(len(part), len(slopes), first)[None]
+            part[:] = program.evaluate(units[..., :n_x], units[..., n_x:], [program.result])[0][0]
+    except jets.Unsupported:
+        return None
+    return (constant, slopes) if np.isfinite(constant).all() and np.isfinite(slopes).all() else None

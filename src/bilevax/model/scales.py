@@ -23,7 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import clock
-from bilevax.model.compressed_rows import entries_of, fingerprints, joint_matrix, row_largest
+from bilevax.model.compressed_rows import compressed, entries_of, fingerprints, joint_matrix, row_largest
 from bilevax.model.log_factors import MOST_UNKNOWNS, factors_of
 
 if TYPE_CHECKING:
@@ -245,7 +245,8 @@ class _Fit:
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
         if _is_sampled(matrix, self.count):
-            matrix = _few_of_each_row(sp.csr_matrix(matrix))
+            rows = compressed(matrix) if isinstance(matrix, np.ndarray) else sp.csr_matrix(matrix)
+            matrix = _few_of_each_row(rows)
         row, column, data = entries_of(matrix)
         if len(data) > _MOST_ENTRIES and not (self.count > MOST_UNKNOWNS and sp.issparse(matrix)):
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
@@ -276,9 +277,10 @@ class _Fit:
 
 def _is_sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> bool:
     """Return whether some entries of each row are enough for a fit with so many unknowns."""
-    if isinstance(matrix, np.ndarray) or unknowns <= MOST_UNKNOWNS:
+    if unknowns <= MOST_UNKNOWNS:
         return False
-    return matrix.nnz > 2 * _MOST_IN_A_ROW * matrix.shape[0]
+    entries = np.count_nonzero(matrix) if isinstance(matrix, np.ndarray) else matrix.nnz
+    return entries > 2 * _MOST_IN_A_ROW * matrix.shape[0]
 
 
 def _few_of_each_row(matrix: sp.csr_matrix) -> sp.csr_matrix:
@@ -301,16 +303,18 @@ def _without_rounding(hessian: sp.spmatrix | np.ndarray, first: int) -> sp.spmat
     Sums that cancel, such as those of centred features, leave numbers that say nothing about units. ``first`` is the
     column of the first entry of the diagonal.
     """
+    if isinstance(hessian, np.ndarray):
+        size = np.sqrt(np.abs(hessian.diagonal(first)))
+        size = np.concatenate([np.zeros(first), np.where(np.isfinite(size), size, 0.0)])
+        kept = np.abs(hessian) > _NOISE * np.outer(size[first:], size)
+        return hessian if kept.all() else np.where(kept, hessian, 0.0)
     row, column, data = entries_of(hessian)
     size = np.zeros(hessian.shape[1])
     on_diagonal = column == row + first
     size[column[on_diagonal]] = np.sqrt(np.abs(data[on_diagonal]))
     size[~np.isfinite(size)] = 0.0  # an infinite curvature, at the border of a domain, tells nothing of others
     kept = np.abs(data) > _NOISE * size[row + first] * size[column]
-    if kept.all():
-        return hessian
-    cleaned = sp.csc_matrix((data[kept], (row[kept], column[kept])), hessian.shape)
-    return cleaned.toarray() if isinstance(hessian, np.ndarray) else cleaned
+    return hessian if kept.all() else sp.csc_matrix((data[kept], (row[kept], column[kept])), hessian.shape)
 
 
 def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix | np.ndarray, point: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import qdldl
 import scipy.sparse as sp
+from scipy.linalg import lapack
 
 from bilevax.model.analysis import jets
 from bilevax.model.analysis.program import Program
@@ -16,6 +17,7 @@ Convexity = Literal["proven", "unknown", "refuted"]
 _NEGATIVE = 1e-10
 
 _MOST_VARIABLES_DENSE = 500
+_FULL = 0.2  # share of entries from which on a matrix is better an array
 _BUDGET = 4_000_000
 
 
@@ -61,19 +63,25 @@ def prove_by_hessian(hessian: Any) -> tuple[Convexity, float, np.ndarray | None]
     direction
         None unless refuted.
     """
-    matrix = sp.csc_matrix(hessian)
-    diagonal = matrix.diagonal()
-    size = np.sqrt(np.asarray(abs(matrix).max(axis=1).todense(), np.float64).ravel())
+    sparse, size = sp.issparse(hessian), hessian.shape[0]
+    full = size <= _MOST_VARIABLES_DENSE or not sparse or hessian.nnz > _FULL * size**2
+    matrix = (hessian.toarray() if sparse else hessian) if full else sp.csc_matrix(hessian)
+    diagonal, largest = matrix.diagonal(), abs(matrix).max(axis=1)
+    size = np.sqrt(np.asarray(largest if full else largest.todense(), np.float64).ravel())
     scale = 1 / np.where(diagonal > 0, np.sqrt(np.abs(diagonal)), np.where(size > 0, size, 1.0))
-    scaled = sp.csc_matrix(sp.diags(scale) @ matrix @ sp.diags(scale))
+    scaled = scale[:, None] * matrix * scale if full else sp.csc_matrix(sp.diags(scale) @ matrix @ sp.diags(scale))
     if len(scale) <= _MOST_VARIABLES_DENSE:
-        values, vectors = np.linalg.eigh(scaled.toarray())
+        values, vectors = np.linalg.eigh(scaled)
         if values[0] >= -_NEGATIVE * max(1.0, values[-1]):
             return "proven", float(values[0]), None
         return "refuted", float(values[0]), vectors[:, 0] * scale
     worst = int(np.argmin(scaled.diagonal()))
     if scaled.diagonal()[worst] < -_NEGATIVE:
         return "refuted", float(scaled.diagonal()[worst]), np.eye(1, len(scale), worst)[0] * scale[worst]
+    if full:  # Cholesky's method finds a factor of a positive definite matrix only
+        scaled.ravel()[:: len(scaled) + 1] += _NEGATIVE
+        failed = lapack.dpotrf(scaled.T, clean=False, overwrite_a=True)[1]
+        return ("unknown", np.nan, None) if failed else ("proven", -_NEGATIVE, None)
     try:
         _, pivots, _ = qdldl.Solver(
             sp.triu(scaled + _NEGATIVE * sp.eye(len(scale)), format="csc"), upper=True

@@ -20,7 +20,7 @@ class Sizes:
     as_array: int = 1500  # up to here a sparse Hessian is made convex as an array
     directions: int = 400  # up to here the directions of y are the cheaper way to the second derivatives of a piece
     few_rows: int = 500  # up to here the compliance of rows is an array even where they are more than the variables
-    entries_of_an_array: int = 1_000_000  # zeros included, up to which the rows' part in x is an array
+    entries_of_an_array: int = 1_000_000  # zeros included, up to which the rows' part in x is an array in any case
     few_variables: int = 1500  # of the lower level, up to which any number of rows is no reason against arrays
     newton: int = 1000  # entries of x up to which second derivatives of the smoothed objective pay
 
@@ -35,6 +35,8 @@ class Central:
     predicted_reach: float = 0.9  # the same for a start predicted along the tangent
     centring: float = 0.1  # share of the mean product that a step aims at, after a step that was not cut short
     short: float = 0.3  # a step cut to less is followed by one that centres
+    corrections: int = 3  # of a step in the space of the constraints, each a solve with the same factor
+    lifts: int = 3  # of such steps, if they are cut short: made in full, and what is negative then is made positive
     dual: float = 1e-9  # residuals that a central point may have, relative: of the gradient of the Lagrangian,
     primal: float = 1e-10  # of the constraints,
     products: float = 1e-3  # and of multiplier * slack against the barrier

@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from bilevax.model.analysis.jets.components import Unsupported, axes_in_front
 from bilevax.model.analysis.jets.elementwise import leibniz_rule
+
+# Entries of a matrix from which on it pays to look whether nearly all of them are zero.
+_MANY_ENTRIES = 100_000
 
 
 def dot_general(a: np.ndarray, b: np.ndarray, params: dict, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
@@ -15,7 +19,7 @@ def dot_general(a: np.ndarray, b: np.ndarray, params: dict, shapes: Sequence[tup
     leads = axes_in_front(a, shapes[0]), axes_in_front(b, shapes[1])
     if not left_batch and 0 in leads:  # all in one matrix product
         axes = [leads[0] + d for d in left], [leads[1] + d for d in right]
-        out = np.tensordot(a, b, axes)
+        out = _tensordot(a, b, *axes)
         own = len(shapes[0]) - len(left)
         return np.moveaxis(out, range(own, own + leads[1]), range(leads[1])) if leads[1] else out
     free = [
@@ -35,6 +39,26 @@ def dot_general(a: np.ndarray, b: np.ndarray, params: dict, shapes: Sequence[tup
         product = np.matmul(first, second)
     sizes = [shapes[0][d] for d in (*left_batch, *free[0])] + [shapes[1][d] for d in free[1]]
     return product.reshape((*product.shape[:-3], *sizes))
+
+
+def _tensordot(a: np.ndarray, b: np.ndarray, left: Sequence[int], right: Sequence[int]) -> np.ndarray:
+    """Return a product of tensors; the zeros of many unit vectors are not multiplied."""
+    if max(a.size, b.size) <= _MANY_ENTRIES:
+        return np.tensordot(a, b, (left, right))
+    rows, columns = (
+        np.moveaxis(array, axes, range(-len(axes), 0)).reshape(-1, int(np.prod([array.shape[d] for d in axes])))
+        for array, axes in ((a, left), (b, right))
+    )
+    if _is_thin(rows):
+        out = sp.csr_matrix(rows) @ columns.T
+    else:
+        out = (sp.csr_matrix(columns) @ rows.T).T if _is_thin(columns) else rows @ columns.T
+    free = [n for array, axes in ((a, left), (b, right)) for d, n in enumerate(array.shape) if d not in axes]
+    return out.reshape(free)
+
+
+def _is_thin(matrix: np.ndarray) -> bool:
+    return matrix.size > _MANY_ENTRIES and np.count_nonzero(matrix) <= 2 * max(matrix.shape)
 
 
 def _dot_general(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], varies: Any):

@@ -61,6 +61,10 @@ class Algebra(Protocol):
         """Return a factor of K; `FloatingPointError` where it has none."""
         ...
 
+    def nearer(self, point: "CentralPoint", soft: np.ndarray) -> "CentralPoint":
+        """Return a start that is nearer to the central point at the same x with the same barrier, or is it already."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class CentralPoint:
@@ -144,7 +148,8 @@ class CentralLower(Learning):
 
     def factor(self, point: CentralPoint) -> Factor:
         """Return the factor of the KKT matrix at a central point."""
-        there = self.flat.lower_derivatives(point.x, point.y)
+        quadratic = self.flat.lower_quadratic
+        there = self.flat.lower_derivatives(point.x, point.y) if quadratic is None else quadratic.at_origin
         return self._factorise(there, point)
 
     def _factorise(self, there: LowerDerivatives, point: CentralPoint) -> Factor:
@@ -158,8 +163,9 @@ class CentralLower(Learning):
         self, x: np.ndarray, barrier: float, softness: float, warm: CentralPoint, shift: float
     ) -> CentralPoint | None:
         rows, bounds, soft, equal = self.rows, self.rows.bounds, softness * self.soft, self.rows.equalities
+        warm = self.algebra.nearer(dataclasses.replace(warm, x=x, barrier=barrier, softness=softness), soft)
         y, multiplier, slack, length = warm.y, warm.multiplier, warm.slack.copy(), 1.0
-        tolerance = 1 + _largest(rows.B @ x - rows.c)
+        tolerance = 1 + largest(rows.B @ x - rows.c)
         there = self.flat.lower_derivatives(x, y, proven=False)  # the answer's are: in `factor`
         for _ in range(CENTRAL.newton_steps):
             clock.check()
@@ -168,21 +174,19 @@ class CentralLower(Learning):
             gradient = self.algebra.gradient(there, y)
             dual, primal = gradient + rows.pull(y, multiplier), values - soft * multiplier + slack
             products = (multiplier * slack)[equal:]
-            size, left = 1 + _largest(gradient), _largest(dual)
+            size, left = 1 + largest(gradient), largest(dual)
             if not (np.isfinite(size) and np.isfinite(left)):
                 return None
             point = CentralPoint(x, y, multiplier, slack, barrier, softness, shift)
             # A slack that is a difference of large numbers is known to rounding only.
-            rounding = 1e-15 * tolerance * _largest(multiplier)
+            rounding = 1e-15 * tolerance * largest(multiplier)
             if (
                 left <= CENTRAL.dual * size + rounding
-                and _largest(primal) <= CENTRAL.primal * tolerance
-                and _largest(products - barrier) <= CENTRAL.products * barrier + 1e-16 * size + rounding
+                and largest(primal) <= CENTRAL.primal * tolerance
+                and largest(products - barrier) <= CENTRAL.products * barrier + 1e-16 * size + rounding
             ):
                 return point
-            # After a short step the point is too close to the boundary: centre before going on.
-            centred = CENTRAL.centring if length > CENTRAL.short else 1.0
-            aim = max(barrier, centred * float(np.add.reduce(products)) / len(products)) if len(products) else barrier
+            aim = aim_of(products, barrier, length)
             positive = multiplier.copy()
             positive[:equal] = 1.0
             away = aim / positive - slack
@@ -193,7 +197,7 @@ class CentralLower(Learning):
                 return None
             step_slack = (aim - slack * (multiplier + pushed)) / positive
             step_slack[:equal] = 0.0
-            length = min(_reach(slack[equal:], step_slack[equal:]), _reach(multiplier[equal:], pushed[equal:]))
+            length = min(reach(slack[equal:], step_slack[equal:]), reach(multiplier[equal:], pushed[equal:]))
             for _ in range(CENTRAL.halvings):
                 there = self.flat.lower_derivatives(x, y + length * step)
                 if np.isfinite(there.gradient).all():
@@ -203,12 +207,19 @@ class CentralLower(Learning):
         return None
 
 
-def _largest(vector: np.ndarray) -> float:
+def aim_of(products: np.ndarray, barrier: float, length: float) -> float:
+    """Return what a step after one of that length makes of the products of multipliers and slacks, if it can."""
+    # After a short step the point is too close to the boundary: centre before going on.
+    centred = CENTRAL.centring if length > CENTRAL.short else 1.0
+    return max(barrier, centred * float(np.add.reduce(products)) / len(products)) if len(products) else barrier
+
+
+def largest(vector: np.ndarray) -> float:
     """Return the largest absolute entry; 0 where there is none."""
     return float(np.maximum.reduce(np.abs(vector), initial=0.0))
 
 
-def _reach(value: np.ndarray, step: np.ndarray) -> float:
+def reach(value: np.ndarray, step: np.ndarray) -> float:
     """Return the share of a step, at most 1, that keeps positive entries clear of zero."""
     shrinking = float(np.fmax.reduce(-step / value, initial=0.0))  # NaN is 0 / 0: what is zero and stays so
     return CENTRAL.reach / shrinking if shrinking > CENTRAL.reach else 1.0

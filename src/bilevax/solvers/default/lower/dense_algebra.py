@@ -18,8 +18,9 @@ from bilevax._support import clock
 from bilevax.model.compressed_rows import scaled
 from bilevax.model.flat import FlatProblem
 from bilevax.model.quadratic import LowerDerivatives
-from bilevax.solvers.default.lower.central import KktPoint
-from bilevax.solvers.default.lower.rows import LowerRows, as_array
+from bilevax.solvers.default.lower.central import CentralPoint, KktPoint
+from bilevax.solvers.default.lower.path_in_rows import central_in_rows
+from bilevax.solvers.default.lower.rows import LowerRows, as_array, in_fast_form
 from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.programs.complementarity import Product
 from bilevax.solvers.default.settings import ALGEBRA, SIZES
@@ -50,6 +51,10 @@ class Expansion:
         if isinstance(self.compliance, Product):
             return self.solve(self.rows.T @ multiplier)
         return self.inverse_rows @ multiplier
+
+    def free_y(self, gradient: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the minimiser without constraints, the gradient at the origin being given."""
+        return -self.solve(gradient + self.mixed @ x)
 
     @functools.cached_property
     def inverse_rows(self) -> np.ndarray:
@@ -129,6 +134,7 @@ class DenseAlgebra(Learning):
         self.flat, self.rows, self.ordinary = flat, rows, ordinary
         self.lift = 0.0
         self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
+        self._last: DenseFactor | None = None
 
     def value(self, x: np.ndarray, y: np.ndarray) -> float:
         """Return g with its lift."""
@@ -144,10 +150,39 @@ class DenseAlgebra(Learning):
             expansion = self.expand(at.there, at.y, at.multiplier)
         except np.linalg.LinAlgError as error:
             raise FloatingPointError(str(error)) from error
+        return self._factor(expansion, at.give)
+
+    def nearer(self, point: CentralPoint, soft: np.ndarray) -> CentralPoint:
+        """Return the central point itself where g is a quadratic of many variables: found without them."""
+        rows, quadratic = self.rows, self.flat.lower_quadratic
+        if quadratic is None or rows.balls or not rows.count or self.flat.n_y <= SIZES.directions:
+            return point
+        expansion = self.expand(quadratic.at_origin, point.y, point.multiplier)
+        if isinstance(expansion.compliance, Product):
+            return point
+        free_y = expansion.free_y(quadratic.gradient, point.x)
+        found = central_in_rows(
+            expansion.compliance,
+            rows.values(point.x, free_y),
+            lambda give: functools.partial(solve_factored, self._factor(expansion, give).factor),
+            rows.equalities,
+            soft,
+            point.barrier,
+            (point.multiplier, point.slack),
+        )
+        if found is None:
+            return point
+        y = free_y - expansion.pushed(found[0])
+        inside = np.all(rows.values(point.x, y)[rows.bounds] < 0)  # bounds are never left: else Newton's method fails
+        return dataclasses.replace(point, y=y, multiplier=found[0], slack=found[1]) if inside else point
+
+    def _factor(self, expansion: Expansion, give: np.ndarray) -> DenseFactor:
+        """Return a factor for what the constraints give, the last one where nothing has changed."""
         if not self.rows.count:
-            return DenseFactor(expansion, at.give, np.zeros((0, 0)), 0)
-        compliance = expansion.compliance
-        give = at.give + expansion.rounding
+            return DenseFactor(expansion, give, np.zeros((0, 0)), 0)
+        compliance, give, last = expansion.compliance, give + expansion.rounding, self._last
+        if last is not None and last.expansion is expansion and np.array_equal(last.give, give):
+            return last
         if isinstance(compliance, Product):
             scaled = compliance.half / np.sqrt(give)[:, None]
             system = lifted(scaled.T @ scaled, 1.0)
@@ -157,7 +192,8 @@ class DenseAlgebra(Learning):
         factor, failed = lapack.dpotrf(system.T, clean=0, overwrite_a=True)
         if failed:
             raise FloatingPointError("the compliance is not positive definite")
-        return DenseFactor(expansion, give, factor, self.rows.general)
+        self._last = DenseFactor(expansion, give, factor, self.rows.general)
+        return self._last
 
     def expand(self, there: LowerDerivatives, y: np.ndarray, multiplier: np.ndarray) -> Expansion:
         """Return the model at a point, reusing the last where nothing of it has changed."""
@@ -179,7 +215,7 @@ class DenseAlgebra(Learning):
         expansion = Expansion(
             factor=factor,
             hessian=hessian,
-            mixed=mixed if mixed.shape[0] * mixed.shape[1] > SIZES.entries_of_an_array else mixed.toarray(),
+            mixed=in_fast_form(mixed),
             rows=rows,
             B=self.rows.B,
             compliance=_compliance(factor, rows, None if balls else self._thin),

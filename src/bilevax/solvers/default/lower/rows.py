@@ -139,7 +139,7 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
     B = on_top([scaled(B, scale, ones[0]), sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)])
     return LowerRows(
         A=A if sparse else A.toarray(),
-        B=B if sparse or B.shape[0] * B.shape[1] > SIZES.entries_of_an_array else B.toarray(),
+        B=B if sparse else in_fast_form(B),
         c=np.concatenate([c, -low[at_low], high[at_high], np.zeros(balls)]),
         equalities=int(equal.sum()),
         general=len(origin),
@@ -149,6 +149,12 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
         sign=side,
         balls=simple.balls,
     )
+
+
+def in_fast_form(matrix: Any) -> Any:
+    """Return a sparse matrix as an array, unless it is large and has few entries."""
+    size = matrix.shape[0] * matrix.shape[1]
+    return matrix if size > SIZES.entries_of_an_array and matrix.nnz <= SIZES.full * size else matrix.toarray()
 
 
 def as_array(matrix: Any) -> np.ndarray:

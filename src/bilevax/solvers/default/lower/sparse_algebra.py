@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from bilevax._support import clock
 from bilevax.model.flat import FlatProblem
 from bilevax.model.quadratic import LowerDerivatives
-from bilevax.solvers.default.lower.central import KktPoint
+from bilevax.solvers.default.lower.central import CentralPoint, KktPoint
 from bilevax.solvers.default.lower.rows import LowerRows
 from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.diary import Learning
@@ -46,6 +46,10 @@ class SparseAlgebra(Learning):
     def gradient(self, there: LowerDerivatives, y: np.ndarray) -> np.ndarray:
         """Return the gradient of g in y."""
         return there.gradient
+
+    def nearer(self, point: CentralPoint, soft: np.ndarray) -> CentralPoint:
+        """Return the point itself: a step of Newton's method costs little beside its factorisation."""
+        return point
 
     def factorise(self, at: KktPoint, unit: float, shift: float) -> "SparseFactor":
         """Return a factor of K; `FloatingPointError` where it has none.
