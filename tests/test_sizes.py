@@ -13,6 +13,7 @@ import bilevax as bx
 from bilevax._support.elimination import split
 from bilevax.convex import newton_program, saddle_point
 from bilevax.datasets import Dataset
+from bilevax.exact import active_rows
 from bilevax.exact.sensitivity import solve_kkt
 from bilevax.model import compressed_rows, scales
 from bilevax.model.flat import FlatProblem
@@ -220,3 +221,22 @@ def test_a_network_is_factorised_no_more_often_than_its_matrix_changes(monkeypat
     assert solution.stats["steps"] > 1
     assert solution.certificate.challenges > 1
     assert made == {"search": 0, "certificate": 2}  # at the answer, and for all points around it
+
+
+def test_equal_and_opposite_rows_are_found_as_one_by_one():
+    random = np.random.default_rng(0)
+    for count in (1, 30, 200):
+        array = random.integers(-1, 2, (count, 4)).astype(float)
+        first, sign = active_rows._groups(sp.csr_matrix(array))
+        for row, (found, side) in enumerate(zip(first, sign, strict=True)):
+            same = (array[: row + 1] == array[row]).all(axis=1) | (array[: row + 1] == -array[row]).all(axis=1)
+            assert found == np.flatnonzero(same)[0]
+            np.testing.assert_array_equal(side * array[found], array[row])
+
+
+def test_rows_with_equal_fingerprints_are_compared(monkeypatch):
+    monkeypatch.setattr(active_rows, "fingerprints", lambda rows, digits: np.zeros(rows.shape[0], np.uint64))
+    rows = sp.csr_matrix(np.array([[1.0, 2.0], [1.0, 3.0], [-1.0, -2.0], [0.0, 1.0]]))
+    first, sign = active_rows._groups(rows)
+    assert list(first) == [0, 1, 0, 3]
+    assert list(sign) == [1, 1, -1, 1]

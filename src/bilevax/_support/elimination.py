@@ -106,8 +106,8 @@ def _local(hessian: Any, matrix: Any) -> np.ndarray | None:
     size = matrix.shape[1]
     if not (sp.issparse(matrix) and sp.issparse(hessian)) or size < _SMALLEST:
         return None
-    matrix, hessian = sp.csr_matrix(matrix), sp.csr_matrix(hessian)
-    entries, diagonal = np.diff(matrix.indptr), hessian.diagonal()
+    matrix, hessian = sp.csr_matrix(matrix), hessian if hessian.format in ("csr", "csc") else sp.csr_matrix(hessian)
+    entries, diagonal = np.diff(matrix.indptr), hessian.diagonal()  # of what is symmetric, rows are like columns
     shared = np.bincount(matrix.indices[np.repeat(entries > 1, entries)], minlength=size)
     local = (np.diff(hessian.indptr) <= 1) & (diagonal > 0) & (shared <= 1)
     core = size - int(local.sum())

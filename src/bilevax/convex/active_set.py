@@ -148,7 +148,7 @@ def _newton_step(
     """The step of y and the multipliers of rows and balls that solve the linearised optimality conditions."""
     held, held_balls = np.flatnonzero(active.side), np.flatnonzero(active.balls)
     hessian, gradient = at.hessian, at.gradient + rows.transpose @ multipliers  # of the Lagrangian
-    slack = (np.where(active.side > 0, rows.upper, rows.lower) - rows.matrix @ at.y)[held]
+    slack = (np.where(active.side > 0, rows.upper, rows.lower) - rows.product @ at.y)[held]
     if not rows.balls and (found := rows.full_systems.solve(hessian, held, -gradient, slack)) is not None:
         multipliers = multipliers.copy()
         multipliers[held] += found[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ class FullSystems:
     """
 
     def __init__(self, matrix: Any):
-        self._full = sparse.issparse(matrix) and nearly_full(matrix)
-        self._matrix = matrix
+        self._rows = matrix
         self._seen: sparse.csc_matrix | None = None
         self._hessian: np.ndarray | None = None
 
@@ -56,7 +54,7 @@ class FullSystems:
         if self._seen is not hessian:
             self._seen, self._hessian = hessian, None
             if hessian.shape[0] > DENSE.systems and nearly_full(hessian):
-                count, size = self._matrix.shape
+                count, size = self._rows.shape
                 self._unit = own_units(hessian)
                 array = as_array(hessian)
                 scaled = array * self._unit
@@ -71,8 +69,9 @@ class FullSystems:
         """Find the columns of W that are needed; return W'W, of which as much is kept as is not larger than W."""
         new = held[~self._known[held]]
         if new.size:
-            rows = self._rows[new].T
-            self._half[:, new] = self._lower(self._unit[:, None] * (rows if self._full else rows.toarray()))
+            rows = self._rows[new]
+            rows = rows.toarray() if sparse.issparse(rows) else rows
+            self._half[:, new] = self._lower(self._unit[:, None] * rows.T)
             self._known[new] = True
         if self._gram is None:
             return self._half[:, held].T @ self._half[:, held]
@@ -81,11 +80,6 @@ class FullSystems:
             products = self._half[:, known].T @ self._half[:, new]
             self._gram[np.ix_(known, new)], self._gram[np.ix_(new, known)] = products, products.T
         return self._gram[np.ix_(held, held)]
-
-    @functools.cached_property
-    def _rows(self) -> Any:
-        """The rows in the form in which they multiply fastest."""
-        return self._matrix.toarray() if self._full else self._matrix
 
     def _lower(self, right: np.ndarray, transposed: bool = False) -> np.ndarray:
         return scipy.linalg.solve_triangular(

@@ -147,25 +147,33 @@ class Rows:
     def with_sides(self, lower: np.ndarray, upper: np.ndarray) -> Rows:
         """The same rows with other sides, given as the problem has them; what is known of the matrix stays known."""
         other = replace(self, lower=lower[self.kept] / self.norms, upper=upper[self.kept] / self.norms)
-        known = ("upward", "transpose", "sizes", "only_column", "full_systems", "last_factor")
+        known = ("upward", "product", "transpose", "sizes", "only_column", "full_systems", "last_factor")
         vars(other).update({name: getattr(self, name) for name in known})
         return other
 
     @functools.cached_property
+    def product(self) -> Any:
+        """The matrix in the form in which it multiplies fastest: the entries of rows without zeros are an array."""
+        matrix = self.matrix
+        if isinstance(matrix, np.ndarray) or matrix.nnz < matrix.shape[0] * matrix.shape[1]:
+            return matrix
+        return matrix.data.reshape(matrix.shape) if matrix.has_sorted_indices else matrix
+
+    @functools.cached_property
     def transpose(self) -> Any:
-        return self.matrix.T
+        return self.product.T
 
     @functools.cached_property
     def sizes(self) -> Any:
         """The absolute values of the transposed matrix."""
-        if isinstance(self.matrix, np.ndarray):
+        if isinstance(self.product, np.ndarray):
             return abs(self.transpose)
         return with_entries(self.matrix, abs(self.matrix.data)).T
 
     @functools.cached_property
     def full_systems(self) -> FullSystems:
         """Newton systems with a full Hessian."""
-        return FullSystems(self.matrix)
+        return FullSystems(self.product)
 
     @functools.cached_property
     def last_factor(self) -> LastFactor:
@@ -174,11 +182,8 @@ class Rows:
 
     def relative(self, multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""
-        if isinstance(self.matrix, np.ndarray):
-            return multipliers * np.max(abs(self.matrix) / scale, axis=1, initial=0.0)
-        if self.matrix.has_sorted_indices and self.matrix.nnz == len(self.lower) * len(scale):  # without zeros
-            shares = abs(self.matrix.data).reshape(-1, len(scale))
-            return multipliers * np.max(np.divide(shares, scale, out=shares), axis=1)
+        if isinstance(self.product, np.ndarray):
+            return multipliers * np.max(self.sizes.T / scale, axis=1, initial=0.0)
         shares = scale[self.matrix.indices]
         np.abs(np.divide(self.matrix.data, shares, out=shares), out=shares)
         starts = self.matrix.indptr[:-1]  # no row is empty
@@ -206,7 +211,7 @@ class Rows:
 
     def slack(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Distances to the lower and the upper side, negative when violated."""
-        activity = self.matrix @ y
+        activity = self.product @ y
         return activity - self.lower, self.upper - activity
 
     def ball_gaps(self, y: np.ndarray) -> np.ndarray:

@@ -12,7 +12,16 @@ from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS
 from bilevax.exact.tolerances import EXACT_TOLERANCES
-from bilevax.model.compressed_rows import beside, on_top, picked, row_largest, row_squares, row_terms, scaled
+from bilevax.model.compressed_rows import (
+    beside,
+    fingerprints,
+    on_top,
+    picked,
+    row_largest,
+    row_squares,
+    row_terms,
+    scaled,
+)
 from bilevax.model.flat import FlatProblem
 
 
@@ -170,27 +179,13 @@ def _merge(
     together.data = together.data.round(EXACT_TOLERANCES.row_digits) + 0.0
     together.eliminate_zeros()
     together.sort_indices()
-    groups: dict[bytes, int] = {}
-    keep: list[int] = []
-    merged_equality, merged_multiplier = list(equality), list(multiplier)
-    for row in range(together.shape[0]):
-        part = slice(together.indptr[row], together.indptr[row + 1])
-        columns, values = together.indices[part].tobytes(), together.data[part]
-        same, opposite = columns + values.tobytes(), columns + (-values).tobytes()
-        if same in groups:
-            first = groups[same]
-            merged_equality[first] = merged_equality[first] or equality[row]
-            merged_multiplier[first] += multiplier[row]
-        elif opposite in groups:
-            first = groups[opposite]
-            merged_equality[first] = True
-            merged_multiplier[first] -= multiplier[row]
-        else:
-            groups[same] = row
-            keep.append(row)
-    pick = np.array(keep, int)
-    pick = pick[_independent(together, pick, np.array(merged_equality, bool)[pick])]
-    equality, multiplier = np.array(merged_equality, bool)[pick], np.array(merged_multiplier, float)[pick]
+    first, sign = _groups(together)
+    opposite = np.bincount(first[sign < 0], minlength=len(first)) > 0
+    equality = opposite | (np.bincount(first[equality], minlength=len(first)) > 0)
+    multiplier = np.bincount(first, sign * multiplier, minlength=len(first))
+    pick = np.unique(first)
+    pick = pick[_independent(together, pick, equality[pick])]
+    equality, multiplier = equality[pick], multiplier[pick]
     all_of_them = len(pick) == a.shape[0]
     return ActiveRows(
         a=a if all_of_them else a[pick],
@@ -202,6 +197,28 @@ def _merge(
         slack=slack[pick],
         count_before_merging=a.shape[0],
     )
+
+
+def _groups(rows: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row that equals each row or its opposite, and 1 or -1 accordingly."""
+    count, filled = np.diff(rows.indptr), np.diff(rows.indptr) > 0
+    sign, numbers = np.ones(len(count)), np.arange(len(count))
+    sign[filled] = np.sign(rows.data[rows.indptr[:-1][filled]])
+    upright = sp.csr_matrix((rows.data * np.repeat(sign, count), rows.indices, rows.indptr), shape=rows.shape)
+    prints = fingerprints(upright, EXACT_TOLERANCES.row_digits)
+    _, places, member = np.unique(prints, return_index=True, return_inverse=True)
+    first = places[member]
+    # Equal fingerprints are no proof: the rows themselves are compared, where there is another one of the group.
+    others = np.flatnonzero((first != numbers) & (count == count[first]))
+    ones, firsts = (picked(upright, index, np.ones(len(index))) for index in (others, first[others]))
+    differ = np.repeat(np.arange(len(others)), count[others])[
+        (ones.indices != firsts.indices) | (ones.data != firsts.data)
+    ]
+    same = np.zeros(len(count), bool)
+    same[others] = True
+    same[others[differ]] = False
+    first = np.where(same, first, numbers)
+    return first, sign * sign[first]
 
 
 def _independent(rows: sp.csr_matrix, pick: np.ndarray, equality: np.ndarray) -> np.ndarray:

@@ -54,8 +54,6 @@ def entries_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def by_columns(array: np.ndarray) -> sp.csc_matrix:
     """Return an array as a sparse matrix compressed by columns."""
-    if array.size > _FEW_ENTRIES:
-        return compressed(array.T).T
     column, row, data = entries_of(array.T)
     ends = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=array.shape[1]))])
     return sp.csc_matrix((data, row.astype(np.int32), ends.astype(np.int32)), shape=array.shape)
@@ -154,14 +152,17 @@ def _reduced(by: np.ufunc, matrix: sp.csr_matrix, numbers: np.ndarray) -> np.nda
     return found
 
 
-def fingerprints(matrix: sp.csr_matrix) -> np.ndarray:
-    """Return 64 bits a row, by which rows with other entries are told apart: sums of bits mixed from each entry."""
+def fingerprints(matrix: sp.csr_matrix, digits: int = 10) -> np.ndarray:
+    """Return 64 bits a row, by which rows with other entries are told apart: sums of bits mixed from each entry.
+
+    Entries are rounded to so many decimal digits.
+    """
     ends, found = matrix.indptr, np.zeros(matrix.shape[0], np.uint64)
     blocks = np.searchsorted(ends, np.arange(0, ends[-1], _ENTRIES_AT_A_TIME), side="right") - 1
     for first, last in itertools.pairwise([*np.unique(blocks), matrix.shape[0]]):
         clock.check()
         part, filled = slice(ends[first], ends[last]), np.flatnonzero(np.diff(ends[first : last + 1])) + first
-        values = matrix.data[part].round(10) + 0.0  # no negative zero
+        values = matrix.data[part].round(digits) + 0.0  # no negative zero
         bits = _mixed(_mixed(matrix.indices[part].astype(np.uint64)) ^ values.view(np.uint64))
         if len(bits):
             found[filled] = np.add.reduceat(bits, ends[filled] - ends[first])

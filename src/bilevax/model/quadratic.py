@@ -14,7 +14,7 @@ from bilevax._support import clock
 from bilevax.convex.problem import Objective
 from bilevax.model.analysis import Program, jets, trace
 from bilevax.model.analysis.host import HostFunction
-from bilevax.model.compressed_rows import by_columns, scaled
+from bilevax.model.compressed_rows import by_columns, compressed, scaled
 from bilevax.model.patterns import DENSE_COLUMNS
 from bilevax.model.scales import Scales
 
@@ -95,6 +95,8 @@ class JointQuadratic:
         """Return the same in other units than the user's, in which this is; ``unit`` is that of the objective."""
         of_x, of_y, user = scales.x, scales.y, self.function
         both = np.concatenate([of_x, of_y])
+        if unit == 1.0 and np.all(both == 1.0):
+            return self
         return JointQuadratic(
             self.n_x,
             lambda x, y: unit * user(x * of_x, y * of_y),
@@ -115,17 +117,22 @@ class JointQuadratic:
     @functools.cached_property
     def hessian(self) -> sp.csc_matrix:
         """The second derivative in (x, y), as sparse."""
-        return by_columns(self.curvature)
+        return _transposed(self.curvature)
 
     def part(self, of: str, by: str) -> sp.csc_matrix:
         """Return `block` as sparse, the same matrix whenever it is asked for."""
         if (of, by) not in self._parts:
-            self._parts[of, by] = by_columns(self.block(of, by))
+            self._parts[of, by] = _transposed(self.block(by, of))
         return self._parts[of, by]
 
     @functools.cached_property
     def _parts(self) -> dict[tuple[str, str], sp.csc_matrix]:
         return {}
+
+
+def _transposed(array: np.ndarray) -> sp.csc_matrix:
+    """Return the transpose of an array, compressed by columns: of symmetric ones nothing has to be turned around."""
+    return compressed(array).T if array.size > _FEW_ENTRIES else by_columns(array.T)
 
 
 def joint_quadratic(fn: Callable, program: Program, n_x: int, n_y: int) -> JointQuadratic | None:

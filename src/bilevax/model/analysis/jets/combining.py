@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from bilevax.model.analysis.jets.components import Unsupported, axes_in_front
 from bilevax.model.analysis.jets.elementwise import leibniz_rule
@@ -49,16 +48,23 @@ def _tensordot(a: np.ndarray, b: np.ndarray, left: Sequence[int], right: Sequenc
         np.moveaxis(array, axes, range(-len(axes), 0)).reshape(-1, int(np.prod([array.shape[d] for d in axes])))
         for array, axes in ((a, left), (b, right))
     )
-    if _is_thin(rows):
-        out = sp.csr_matrix(rows) @ columns.T
-    else:
-        out = (sp.csr_matrix(columns) @ rows.T).T if _is_thin(columns) else rows @ columns.T
+    out = _picked(rows, columns)
+    out = np.transpose(other) if out is None and (other := _picked(columns, rows)) is not None else out
+    out = rows @ columns.T if out is None else out
     free = [n for array, axes in ((a, left), (b, right)) for d, n in enumerate(array.shape) if d not in axes]
     return out.reshape(free)
 
 
-def _is_thin(matrix: np.ndarray) -> bool:
-    return matrix.size > _MANY_ENTRIES and np.count_nonzero(matrix) <= 2 * max(matrix.shape)
+def _picked(units: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
+    """Return ``units @ matrix.T`` if there are many units with at most one entry each that is not zero, else None."""
+    if units.size <= _MANY_ENTRIES or np.count_nonzero(units) > len(units):
+        return None
+    row, column = np.nonzero(units)
+    if len(row) > 1 and np.any(row[1:] == row[:-1]):
+        return None
+    out = np.zeros((len(units), len(matrix)))
+    out[row] = (matrix[:, column] * units[row, column]).T
+    return out
 
 
 def _dot_general(params: dict, operands: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], varies: Any):
