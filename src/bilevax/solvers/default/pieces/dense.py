@@ -225,8 +225,9 @@ class _Model:
             whole = pieces.in_rows(expansion, flat.lagrangian_hessian(x, y, weight))
             free, bound = np.concatenate([np.arange(n_x), n_x + biactive]), n_x + active
             follow = np.hstack([multiplier_x, -multiplier_theta])
-            cross = whole[np.ix_(free, bound)] @ follow
-            return whole[np.ix_(free, free)] + cross + cross.T + follow.T @ (whole[np.ix_(bound, bound)] @ follow)
+            half = whole[np.ix_(free, bound)] + 0.5 * (whole[np.ix_(bound, bound)] @ follow).T
+            cross = half @ follow
+            return whole[np.ix_(free, free)] + cross + cross.T
         # The derivative of y in a step of x and in the multiplier of a biactive constraint.
         rows = expansion.inverse_rows
         y_x = -expansion.inverse_mixed - rows[:, active] @ multiplier_x
