@@ -1,6 +1,8 @@
 """The default on sparse matrices: exact derivatives, networks, large problems; and the high-point relaxation."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -16,7 +18,9 @@ from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.pieces.conditions import point_at
+from bilevax.solvers.default.pieces.descent import Step, exact_descent
 from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
+from bilevax.solvers.default.pieces.point import ExactPoint, Units
 from bilevax.solvers.default.pieces.sparse import SparsePieces, SparseTrust
 from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.convexify import convexified
@@ -192,6 +196,53 @@ def test_the_drag_falls_only_where_the_model_told_the_truth():
     assert trust.after_success(0.1, gain=0.1, share=1.0).drag == pytest.approx(1e-4)
     assert trust.after_success(0.1, gain=0.1, share=0.3).drag == trust.drag
     assert trust.after_success(0.1, gain=1e-13, share=0.3).drag == pytest.approx(1e-4)  # rounding tells nothing
+
+
+def test_a_step_that_failed_shrinks_the_region_below_its_length():
+    trust = SparseTrust(radius=30.0, rtol=1e-6, curved=True)
+    assert trust.after_failure(0.8).radius == pytest.approx(0.4)
+    assert trust.after_failure(np.inf).radius == pytest.approx(15.0)
+
+
+class _OnTheLastMultipliersItDescends:
+    """Pieces without descent on their own multipliers; of two others the first have a step that f cannot tell."""
+
+    resolution, lands_anywhere = 1e-11, False
+
+    def units(self, point):
+        return Units(1.0, 1.0)
+
+    def trust(self, point, rtol):
+        return SparseTrust(radius=1.0, rtol=rtol)
+
+    def readings(self, point):
+        yield point, np.array([1, 1], np.int8)
+
+    def other_readings(self, point):
+        yield point, np.array([-1, 1], np.int8)
+        yield point, np.array([-1, -1], np.int8)
+
+    def model(self, point, trust):
+        def solve(sides):
+            gain = {2: 0.0, 0: 1e-13, -2: 0.0 if point.value < -0.5 else 1.0}[int(sides.sum())]
+            end = dataclasses.replace(point, value=point.value - gain)
+            return Step(end, sides, gain, length=1e-9, slope=1e-8)
+
+        return SimpleNamespace(solve=solve)
+
+    def arrive(self, step):
+        return step.end
+
+    def polished(self, point, trust):
+        return None
+
+
+def test_other_multipliers_are_looked_at_until_one_descends():
+    nothing = np.zeros(2)
+    start = ExactPoint(np.zeros(1), np.zeros(1), nothing, nothing, value=0.0)
+    *_, (end, finished) = exact_descent(_OnTheLastMultipliersItDescends(), start, 1e-6)
+    assert finished
+    assert end.value == -1.0
 
 
 @pytest.mark.parametrize("reverse", [True, False])

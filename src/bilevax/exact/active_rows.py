@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
-import scipy.sparse.linalg as spl
 
 from bilevax._support import clock
+from bilevax._support.division import positive
 from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -241,7 +241,7 @@ def smallest_singular_value(a: sp.csr_matrix) -> float:
     if count > size:
         return 0.0
     clock.check()
-    if count * size <= EXACT_SETTINGS.dense_entries:
+    if _as_array(a):
         return float(np.linalg.svd(a.toarray(), compute_uv=False)[-1])
     # Inverse iteration on a a': a few rounds give the order of magnitude, which is all that LICQ needs.
     factor = symmetric_factor(sp.csc_matrix(a @ a.T + EXACT_SETTINGS.singular_regularisation * sp.eye(count)))
@@ -263,10 +263,31 @@ def project_out(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
     rest = sp.csr_matrix(rows[:, free])
     rest = rest[np.diff(rest.indptr) > 0]
     part, answer = vector[free], np.zeros(len(vector))
-    if rest.shape[0] * rest.shape[1] <= EXACT_SETTINGS.dense_entries:
+    if _as_array(rest):
         weights = np.linalg.lstsq(rest.T.toarray(), part, rcond=EXACT_SETTINGS.rows_cutoff)[0]
+        answer[free] = part - rest.T @ weights
     else:
-        accuracy = EXACT_SETTINGS.rows_accuracy
-        weights = spl.lsmr(rest.T, part, atol=accuracy, btol=accuracy, maxiter=EXACT_SETTINGS.rows_iterations)[0]
-    answer[free] = part - rest.T @ weights
+        answer[free] = _projected(rest, part)
     return answer
+
+
+def _as_array(rows: sp.csr_matrix) -> bool:
+    """Return whether an array is the better form for rows."""
+    entries = rows.shape[0] * rows.shape[1]
+    full = rows.nnz > EXACT_SETTINGS.dense_share * entries
+    return entries <= (EXACT_SETTINGS.dense_entries if full else EXACT_SETTINGS.few_entries)
+
+
+def _projected(rows: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
+    """Return the projection of a vector onto the null space of the rows, by one sparse factorisation.
+
+    Each solve leaves of the part along a singular vector of the rows, which have unit length, what the regularisation
+    is of the squared singular value.
+    """
+    count, size = rows.shape
+    unit = scaled(rows, 1 / positive(np.sqrt(row_squares(rows))), np.ones(size))
+    corner = -EXACT_SETTINGS.rows_regularisation * sp.eye(count)
+    factor = symmetric_factor(sp.bmat([[sp.eye(size), unit.T], [unit, corner]], format="csc"))
+    for _ in range(EXACT_SETTINGS.rows_rounds):
+        vector = factor.solve(np.concatenate([vector, np.zeros(count)]))[:size]
+    return vector

@@ -30,7 +30,7 @@ from bilevax.exact.face import extreme
 from bilevax.exact.lower import constraints_at, in_user_units, objective_at, solve_flat
 from bilevax.exact.response import responses
 from bilevax.exact.settings import EXACT_SETTINGS
-from bilevax.exact.spread import value_spread
+from bilevax.exact.spread import error_by_curvature, value_spread
 from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.exact.upper_rows import upper_rows_at
 from bilevax.model.flat import FlatProblem
@@ -185,6 +185,10 @@ def _over_minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, va
     if flat.n_y > EXACT_SETTINGS.most_bracketed:
         spread = value_spread(flat, x, lower)
         return Phi(lower, value, value - spread, value + spread, spread, lower.unique)
+    if flat.n_y > EXACT_SETTINGS.few_bracketed and not lower.unique:
+        error = error_by_curvature(flat, x, lower)
+        if error is not None and error <= EXACT_TOLERANCES.known_value * EXACT_TOLERANCES.value * (1 + abs(value)):
+            return Phi(lower, value, value, value, error, False)
     return _bracketed(flat, x, lower, value)
 
 

@@ -7,8 +7,9 @@ import dataclasses
 class ExactSettings:
     """How the exact lower level and its derivatives are computed."""
 
-    # Entries up to which a matrix of active rows is an array.
+    # Entries up to which a matrix of active rows is an array, zeros included, and up to which it is if most are zeros.
     dense_entries: int = 4_000_000
+    few_entries: int = 250_000
     # Work (rows squared times columns) up to which dependent equalities are looked for.
     dependence_work: int = 1_000_000_000
     # Variables and rows up to which KKT systems are arrays; larger ones are if this share of the Hessian is nonzero.
@@ -19,15 +20,20 @@ class ExactSettings:
     # What is added to the diagonal of sparse KKT systems, relative to the Hessian, and how refinement takes it out.
     kkt_regularisation: float = 1e-9
     max_refinements: int = 20
-    # The cut-off of least squares on active rows, and accuracy and iterations of the iterative one on large rows.
+    # The cut-off of least squares on active rows; on large sparse ones what is added to the diagonal, and the rounds of
+    # solves that take it out.
     rows_cutoff: float = 1e-10
+    rows_regularisation: float = 1e-12
+    rows_rounds: int = 3
+    # The accuracy of an iterative least squares.
     rows_accuracy: float = 1e-13
-    rows_iterations: int = 20_000
     # The smallest singular value of large rows: what is added to the diagonal, and the rounds of inverse iteration.
     singular_regularisation: float = 1e-14
     singular_rounds: int = 3
     # Variables beyond which minimisers are not bracketed: the Hessian at y tells whether there are others.
     most_bracketed: int = 2000
+    # Variables up to which they are in any case; between the two, unless the curvature of g alone tells what f is.
+    few_bracketed: int = 500
     # Variables beyond which corners of the set of minimisers are not looked for, and random directions to do so in.
     most_corners: int = 5000
     corner_directions: int = 4

@@ -11,6 +11,28 @@ from bilevax.exact.tolerances import EXACT_TOLERANCES
 from bilevax.model.flat import FlatProblem
 
 
+def error_by_curvature(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float | None:
+    """Return how far f may be off where the curvature of g alone tells that f is the same at all minimisers; else None.
+
+    Along the line between two minimisers a convex g is constant, so they differ by some v with H v = 0 at either of
+    them. Where H is a diagonal, they agree in all entries of y in which g is curved: if f depends on no others, and
+    these others are bounded, nothing is left to find out by tilting.
+    """
+    hessian = flat.hessian("lower", "y", "y", x, lower.y)
+    curvature, bounds = hessian.diagonal(), flat.y_rows.intervals()
+    curved = curvature > EXACT_TOLERANCES.curved * (1 + curvature.max(initial=0.0))
+    alone = hessian.count_nonzero() == np.count_nonzero(curvature)
+    if not alone or not np.isfinite(np.subtract(*bounds)[~curved]).all():
+        return None
+    here, f_y = flat.value("upper", x, lower.y), flat.gradients("upper", x, lower.y)[1]
+    low, high = (np.where(curved, lower.y, side) for side in bounds)
+    other = np.random.default_rng(0).uniform(low, high)
+    if abs(flat.value("upper", x, other) - here) > EXACT_TOLERANCES.spread_value * (1 + abs(here)):
+        return None
+    steepest = 1 + float(np.abs(flat.gradients("lower", x, lower.y)[1]).max())
+    return float(np.sum(np.abs(f_y[curved]) / curvature[curved])) * lower.residual * steepest
+
+
 def value_spread(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> float:
     """Return how far f is seen to move over the minimisers of the lower level; 0 where there is only one.
 

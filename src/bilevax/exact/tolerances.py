@@ -55,6 +55,8 @@ class ExactTolerances(ConvexTolerances):
         entry above this.
     spread_value
         f is the same at all minimisers if it moves by at most this along that direction, relative.
+    curved
+        g is curved along an entry of y if its second derivative is above this, relative to 1 plus the largest.
     spread_step
         How far the direction is followed, relative to the size of y.
     """
@@ -79,6 +81,7 @@ class ExactTolerances(ConvexTolerances):
     spread_margin: float = 1e-7
     spread_direction: float = 1e-8
     spread_value: float = 1e-9
+    curved: float = 1e-7
     spread_step: float = 0.1
 
 

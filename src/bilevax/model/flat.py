@@ -237,14 +237,15 @@ class FlatProblem:
         of_y, of_x = self._pattern("lower", "y", "y"), self._pattern("lower", "y", "x")
         if not (proven or of_y.last is None or of_x.last is None or of_y.varies or of_x.varies):
             return LowerDerivatives(self.gradients("lower", x, y)[1], of_y.last, of_x.last)
-        probes, scales = (of_y.probe(), of_x.probe()), self.scales
-        along = probes[0] * scales.y, probes[1] * scales.x
+        probes, seeds, scales = (of_y.probe(), of_x.probe()), of_y.few_seeds(), self.scales
+        along = np.vstack([probes[0], seeds]) * scales.y, probes[1] * scales.x
         with evaluation():
             found = self._kernels.lower(self._numbers, *self._user(x, y), *along)
         gradient, *images = (scales.lower * scales.y * np.asarray(part) for part in found)
+        seeded = images[0][1:] if len(seeds) else None
         return LowerDerivatives(
             gradient,
-            of_y.evaluate(self.products("lower", "y", "y", x, y), (probes[0], images[0])),
+            of_y.evaluate(self.products("lower", "y", "y", x, y), (probes[0], images[0][0]), seeded=seeded),
             of_x.evaluate(
                 self.products("lower", "y", "x", x, y), (probes[1], images[1]), self.products("lower", "x", "y", x, y)
             ),

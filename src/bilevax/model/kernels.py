@@ -36,7 +36,7 @@ class Kernels(NamedTuple):
     products
         A second derivative of f or g (rows for one variable, columns for the other) times each direction, one a row.
     lower
-        The gradient of g in y, and its derivatives along a direction of y and along one of x.
+        The gradient of g in y, and its derivatives along directions of y, one a row, and along one of x.
     upper_curvature, curvature
         The second derivative in (x, y) together, of f and of ``f + adjoint' grad_y g``, times each direction.
     """
@@ -76,9 +76,10 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
         return _jit(apply)
 
     def lower(numbers: PyTree, x: Any, y: Any, along_y: Any, along_x: Any) -> Any:
-        """The gradient of g in y, and its derivatives along a direction of y and along one of x."""
+        """The gradient of g in y, and its derivatives along directions of y, one a row, and along one of x."""
         gradient = jax.grad(function("lower", numbers), argnums=1)
-        value, by_y = jax.jvp(lambda y: gradient(x, y), (y,), (along_y,))
+        value, derivative = jax.linearize(lambda y: gradient(x, y), y)
+        by_y = jax.vmap(derivative)(along_y)
         return value, by_y, jax.jvp(lambda x: gradient(x, y), (x,), (along_x,))[1]
 
     def joint_products(objective: Callable, x: Any, y: Any, directions: Any) -> Any:

@@ -14,6 +14,8 @@ from bilevax.model.operators import probe_columns
 
 # Up to this many columns a Hessian is probed in full; above, its sparsity is detected first.
 DENSE_COLUMNS = 400
+# Up to this many products are made along with others, whether they are needed or not.
+_FEW_SEEDS = 4
 
 
 Products = Callable[[np.ndarray], np.ndarray]
@@ -51,11 +53,17 @@ class Pattern:
         """Return a random direction."""
         return self.random.standard_normal(self.shape[1])
 
+    def few_seeds(self) -> np.ndarray:
+        """Return the directions whose products are the matrix, if they are few; else none."""
+        few = not self.dense and len(self.seeds) <= _FEW_SEEDS
+        return self.seeds if few else np.zeros((0, self.shape[1]))
+
     def evaluate(
         self,
         products: Products,
         known: tuple[np.ndarray, np.ndarray] | None = None,
         transposed: Products | None = None,
+        seeded: np.ndarray | None = None,
     ) -> sp.csc_matrix:
         """Return the matrix.
 
@@ -67,6 +75,8 @@ class Pattern:
             A random direction with its product, where that is at hand.
         transposed
             The same as ``products`` for the transposed matrix: the shorter way to one with few rows and many columns.
+        seeded
+            The products with the `few_seeds`, where they are at hand.
         """
         if self.last is None and self.shape[0] > DENSE_COLUMNS:  # perhaps there is nothing: one product tells
             nothing = sp.csc_matrix(self.shape)
@@ -91,7 +101,7 @@ class Pattern:
             if right(self.last):
                 return self.last
             self.varies = True
-        matrix = None if self.dense else self._compressed(products)
+        matrix = None if self.dense else self._compressed(products if seeded is None else lambda _: seeded)
         if matrix is None or not right(matrix):
             matrix = self._in_full(products, transposed)
             self.dense = self.dense or matrix.nnz > 0.05 * self.shape[0] * self.shape[1]

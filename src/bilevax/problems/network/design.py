@@ -14,11 +14,15 @@ from bilevax.driver.solve import solve
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network import json_file, marginal, networkx_graph
 from bilevax.problems.network.arrays import Nodes, plain_names, spread
+from bilevax.problems.network.contraction import contracted
 from bilevax.problems.network.data import Network
 from bilevax.problems.network.prices import Priced
 from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.roads import Rates, derive
 from bilevax.problems.network.solving import check_starts, solve_by_prices
+
+#: Shares stay this far from 0 and 1 where a problem has a floor under them.
+MINIMAL_SHARE = 1e-6
 
 
 class NetworkDesign(Network):
@@ -210,7 +214,7 @@ class NetworkDesign(Network):
         found = networkx_graph.read(graph, pairs, time, cost, position)
         return cls.from_arrays(**found, not_passed=not_passed, existing=existing, detour=detour)
 
-    def problem(self, minimal_share: float = 1e-6) -> BilevelProblem:
+    def problem(self, minimal_share: float = MINIMAL_SHARE) -> BilevelProblem:
         """Return the bilevel problem: x the capacities, y ``{"flow": (flows,), "share": (pairs,)}``.
 
         `flows` tells what the entries of ``y["flow"]`` are. The couplings are conservation and capacity, in this order.
@@ -285,14 +289,25 @@ class NetworkDesign(Network):
     def _solved_as_a_whole(
         self, x0: Any, starts: int, time_limit: float | None, progress: bool | None, rtol: float, key: int
     ) -> Solution:
-        """Return the answer of `bilevax.solve`, or the best of `bilevax.multistart`, for the problem as it stands."""
-        first = self.start() if x0 is None else np.asarray(x0, np.float64)
+        """Return the answer of `bilevax.solve`, or the best of `bilevax.multistart`, for the contracted problem."""
+        small = contracted(whole(self))
+        problem = small.problem(MINIMAL_SHARE)
+        first = small.capacities(self.start() if x0 is None else np.asarray(x0, np.float64))
         if starts == 1:
-            return solve(self.problem(), first, time_limit=time_limit, progress=progress, rtol=rtol)
-        least = 0.0 if self.existing is None else self.existing
-        factors = np.random.default_rng(key).uniform(0.0, 2.0, (starts - 1, len(first)))
-        points = np.vstack([first, np.maximum(least, factors * first)])
-        return multistart(self.problem(), points, time_limit=time_limit, rtol=rtol).best
+            solution = solve(problem, first, time_limit=time_limit, progress=progress, rtol=rtol)
+        else:
+            least = 0.0 if self.existing is None else small.capacities(self.existing)
+            factors = np.random.default_rng(key).uniform(0.0, 2.0, (starts - 1, len(first)))
+            points = np.vstack([first, np.maximum(least, factors * first)])
+            solution = multistart(problem, points, time_limit=time_limit, rtol=rtol).best
+        certificate = small.restored(solution.certificate)
+        return dataclasses.replace(
+            solution,
+            x=small.links(np.asarray(solution.x)),
+            y=certificate.y,
+            multipliers=certificate.multipliers,
+            certificate=certificate,
+        )
 
     def marginal_values(self, solution: Any) -> dict[str, np.ndarray]:
         """Return what a unit of each unbuilt link's capacity is worth next to a design, as columns.

@@ -56,8 +56,8 @@ class Restriction:
         existing = None if network.existing is None else network.existing[self.links]
         load = Load(network.demand[pair], self.flow_link, links, pairs)
         return BilevelProblem(
-            upper=_loss,
-            lower=_travel,
+            upper=loss,
+            lower=travel,
             coupling=[
                 LinearCoupling(A=self.conservation, lower=0.0, upper=0.0),
                 LinearCoupling(A=load, B=-sp.eye(links), upper=0.0),
@@ -144,11 +144,13 @@ def _placed(values: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
     return placed
 
 
-def _loss(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
+def loss(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
+    """Return minus the utility."""
     return data["cost"] @ x - data["revenue"] @ y["share"]
 
 
-def _travel(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
+def travel(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:
+    """Return what the travellers minimise."""
     share, rest = y["share"], 1 - y["share"]
     choice = data["outside"] * rest + share * (jnp.log(share) - 1) + rest * (jnp.log(rest) - 1)
     return data["flow_time"] @ y["flow"] + data["demand"] @ choice

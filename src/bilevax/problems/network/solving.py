@@ -22,6 +22,7 @@ from bilevax.driver.solve import solve
 from bilevax.driver.watch import Watch
 from bilevax.problems.network import marginal
 from bilevax.problems.network.climbing import climb, reopened, settled
+from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.data import Network
 from bilevax.problems.network.empty import certificate_of_nothing
 from bilevax.problems.network.marginal import Marginal
@@ -40,6 +41,8 @@ class Judged(NamedTuple):
         The network under the design's prices, those of its certificate where that has a lower level.
     part, certificate
         The built part and its certificate.
+    small, of_small
+        The built part in fewer variables, and its certificate there.
     best
         The unbuilt link or route that is worth most; None where everything is built, or there was no time.
     examined
@@ -49,6 +52,8 @@ class Judged(NamedTuple):
     priced: Priced
     part: Restriction
     certificate: Certificate
+    small: Contraction
+    of_small: Certificate
     best: Marginal | None
     examined: dict[str, int] | None
 
@@ -146,27 +151,29 @@ def _improved(judged: Judged, random: np.random.Generator) -> Priced:
     priced = judged.priced
     if judged.best is not None and judged.pays():
         return settled(reopened(priced, judged.best), random)
-    part = judged.part
-    warm = _as_solution(judged)
-    solution = solve(part.problem(PRUNING.guard), warm.x, warm_start=warm, progress=False)
+    small, warm = judged.small, _as_solution(judged)
+    solution = solve(small.problem(PRUNING.guard), warm.x, warm_start=warm, progress=False)
     if not solution.certificate.proves_value:
         return priced
-    return settled(_prices_of(part, solution.certificate), random)
+    return settled(_prices_of(judged.part, small.restored(solution.certificate)), random)
 
 
 def _judge(priced: Priced) -> Judged:
     """Return the certificate of a design, and what the rest of its network is worth."""
     network, links = priced.network, np.flatnonzero(priced.load > 0)
     part = pruned(network, links, priced.length)
+    small = contracted(part)
     if len(links) == 0:
-        certificate = certificate_of_nothing(part)
+        certificate = of_small = certificate_of_nothing(part)
     else:
-        certificate = certify(part.problem(PRUNING.guard), priced.load[links], part.travelled(priced))
+        problem, capacities = small.problem(PRUNING.guard), small.capacities(priced.load[links])
+        of_small = certify(problem, capacities, small.flows(part.travelled(priced)))
+        certificate = small.restored(of_small)
         if certificate.proves_value:
             share = np.asarray(certificate.y["share"])
             if min(share.min(), 1 - share.max()) <= SOLVING.least_share:  # the guard might bind
                 certificate = dataclasses.replace(certificate, complete=False)
-    judged = Judged(priced, part, certificate, None, None)
+    judged = Judged(priced, part, certificate, small, of_small, None, None)
     found = in_time(lambda: _priced_out(judged)) if certificate.proves_value else None
     return judged if found is None else judged._replace(best=found[0], examined=found[1])
 
@@ -201,9 +208,9 @@ def _prices_of(part: Restriction, certificate: Certificate) -> Priced:
 
 
 def _as_solution(judged: Judged) -> Solution:
-    certificate = judged.certificate
+    certificate = judged.of_small
     return Solution(
-        x=judged.priced.load[judged.part.links],
+        x=judged.small.capacities(judged.priced.load[judged.part.links]),
         y=certificate.y,
         value=certificate.value,
         multipliers=certificate.multipliers,

@@ -52,6 +52,7 @@ class Algebra:
     trace: float = 1e-10  # of the typical stiffness, added to sparse K: it is quasi-definite for merely convex g
     shifts: tuple[float, ...] = (1e-13, 1e-8)  # of sparse K's diagonal, taken out by refinement: one, else the other
     refinements: int = 30
+    fine: float = 1e-13  # a residual, relative, below which solutions with sparse K are not refined further
     poor: float = 1e-9  # a residual from which on solutions with sparse K are refined
 
 

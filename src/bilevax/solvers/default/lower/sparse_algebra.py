@@ -120,8 +120,10 @@ class SparseFactor:
     def _solve(self, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self._check()
         solution = self.solver.solve(right)
-        residual = right - self._times(solution)
+        residual, fine = right - self._times(solution), ALGEBRA.fine * np.abs(right).max(initial=0.0)
         for _ in range(ALGEBRA.refinements):
+            if np.abs(residual).max(initial=0.0) <= fine:
+                break
             better = solution + self.solver.solve(residual)
             left = right - self._times(better)
             if not np.abs(left).max(initial=0.0) < 0.7 * np.abs(residual).max(initial=0.0):

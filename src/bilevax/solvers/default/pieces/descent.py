@@ -110,11 +110,13 @@ def exact_descent(pieces: Pieces, point: ExactPoint, rtol: float) -> Iterator[tu
         last_look = crawled == EXACT.crawl
         seen = _look(pieces, point, trust, rtol, [] if last_look else pieces.readings(point))
         if seen.step is None and seen.settled:
-            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point), worth * last_look)
+            # A step that f cannot tell is no reason to leave out the multipliers that are still to come.
+            least = worth if last_look else rounding
+            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point), least)
         step, trial = seen.step, seen.trial
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
-        if finished or (last_look and trial is None):
+        if finished or (last_look and step is None):
             break
         if step is None or trial is None or not point.value - trial.value >= EXACT.poor * step.predicted - rounding:
             trust, slope = trust.after_failure(np.inf if step is None else step.length), np.inf
@@ -130,6 +132,8 @@ def exact_descent(pieces: Pieces, point: ExactPoint, rtol: float) -> Iterator[tu
         before, point = point, trial
         small = step.predicted <= 1e-2 * rtol**2 * size
         done = small and step.length <= rtol * (1 + np.abs(before.x).max(initial=0.0)) and step.slope <= 0.1 * rtol
+        if done and not pieces.lands_anywhere:  # on these multipliers: the others are looked at once more
+            crawled, done = EXACT.crawl, False
         yield point, done
         if done:
             return

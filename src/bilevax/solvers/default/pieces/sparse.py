@@ -62,7 +62,7 @@ class SparseTrust:
 
     def after_failure(self, length: float) -> "SparseTrust":
         """Return more drag; a change of the curvature, or a smaller region."""
-        radius = 0.5 * self.radius if self.curved else self.radius
+        radius = 0.5 * min(self.radius, length) if self.curved else self.radius
         return SparseTrust(radius, self.rtol, 10 * self.drag, not self.curved, failed=True)
 
 
