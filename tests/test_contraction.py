@@ -1,5 +1,6 @@
 """Networks in fewer variables: equal flows are one, and so are links with the same load."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -81,14 +82,21 @@ def test_a_solution_is_one_of_the_whole_network():
     assert bx.certify(design.problem(), solution.x).confirms(1e-6)
 
 
-def test_curvature_tells_where_f_is_the_same_at_all_minimisers():
+@pytest.mark.parametrize(
+    "leader",
+    [
+        lambda x, y, data: y["flow"] @ y["flow"],
+        lambda x, y, data: -jnp.sum(jnp.maximum(0.0, y["flow"] - 0.999) ** 2),  # only at the end of its range
+    ],
+)
+def test_curvature_tells_where_f_is_the_same_at_all_minimisers(leader):
     design = two_ways(existing=1.0)
     problem = design.problem()
     flat = FlatProblem(problem, np.ones(6), problem.y_like)
     lower = bx.exact.phi.evaluate(flat, np.ones(6)).lower
     assert present(error_by_curvature(flat, np.ones(6), lower)) < 1e-7  # f sees the shares, along which g is curved
     seen = bx.BilevelProblem(
-        upper=lambda x, y, data: y["flow"] @ y["flow"],
+        upper=leader,
         lower=problem.lower,
         coupling=list(problem.coupling),
         y_set=problem.y_set,

@@ -15,19 +15,16 @@ def error_by_curvature(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) 
     """Return how far f may be off where the curvature of g alone tells that f is the same at all minimisers; else None.
 
     Along the line between two minimisers a convex g is constant, so they differ by some v with H v = 0 at either of
-    them. Where H is a diagonal, they agree in all entries of y in which g is curved: if f depends on no others, and
-    these others are bounded, nothing is left to find out by tilting.
+    them. Where H is a diagonal, they agree in all entries of y in which g is curved: if f, a quadratic, does not change
+    with the others, nothing is left to find out by tilting.
     """
-    hessian = flat.hessian("lower", "y", "y", x, lower.y)
-    curvature, bounds = hessian.diagonal(), flat.y_rows.intervals()
-    curved = curvature > EXACT_TOLERANCES.curved * (1 + curvature.max(initial=0.0))
-    alone = hessian.count_nonzero() == np.count_nonzero(curvature)
-    if not alone or not np.isfinite(np.subtract(*bounds)[~curved]).all():
+    hessian, of_upper = flat.hessian("lower", "y", "y", x, lower.y), flat.upper_constants
+    curvature = hessian.diagonal()
+    if of_upper is None or hessian.count_nonzero() > np.count_nonzero(curvature):
         return None
-    here, f_y = flat.value("upper", x, lower.y), flat.gradients("upper", x, lower.y)[1]
-    low, high = (np.where(curved, lower.y, side) for side in bounds)
-    other = np.random.default_rng(0).uniform(low, high)
-    if abs(flat.value("upper", x, other) - here) > EXACT_TOLERANCES.spread_value * (1 + abs(here)):
+    curved = curvature > EXACT_TOLERANCES.curved * (1 + curvature.max(initial=0.0))
+    f_y, others = flat.gradients("upper", x, lower.y)[1], flat.n_x + np.flatnonzero(~curved)
+    if np.any(f_y[~curved]) or of_upper[others][:, others].count_nonzero():
         return None
     steepest = 1 + float(np.abs(flat.gradients("lower", x, lower.y)[1]).max())
     return float(np.sum(np.abs(f_y[curved]) / curvature[curved])) * lower.residual * steepest
