@@ -153,7 +153,7 @@ def check_default(put):
 
     def looked_at(self, x, guess):
         if not texts:
-            lowered = self._program.lower(self._numbers, self._units, self._rows, x, guess)
+            lowered = self._program.__wrapped__.lower(self._numbers, self._units, self._rows, x, guess)
             texts.append(lowered.compile().as_text())
         return program(self, x, guess)
 

@@ -188,6 +188,7 @@ class Programs:
     zero: float = 1e-11  # values and multipliers of complementarity problems that count as zero, relative
     contradiction: float = 1e-8  # a gap that no multiplier closes, relative: the rows contradict each other
     box_rounds: int = 60  # of projected Newton steps in a box
+    smallest_box: int = 50  # variables of a step from which on such steps are tried before an interior point
 
 
 SIZES = Sizes()

@@ -25,7 +25,7 @@ from bilevax.solvers.default.programs.complementarity import independent_rows
 from bilevax.solvers.default.programs.convexify import convex_model
 from bilevax.solvers.default.programs.quadratic import solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.settings import EXACT, SIZES
+from bilevax.solvers.default.settings import EXACT, PROGRAMS, SIZES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,9 +326,13 @@ class _Model:
         high: np.ndarray,
         rows: list[tuple[np.ndarray, Any, Any]],
     ) -> np.ndarray | None:
-        """Return the minimiser within bounds and X, if that is a box; None unless it satisfies the rows, too."""
+        """Return the minimiser within bounds and X, if that is a box; None unless it satisfies the rows, too.
+
+        Small programs are left to an interior point, which ends in the middle of what the model cannot tell apart: from
+        there a descent sees beyond a region in which Phi is flat.
+        """
         upper, x = self.pieces.upper, self.point.x
-        if not upper.is_box:
+        if not upper.is_box or len(unit) < PROGRAMS.smallest_box:
             return None
         low, high = low.copy(), high.copy()
         low[: len(x)] = np.minimum(np.maximum(low[: len(x)], upper.lower - x), 0.0)
