@@ -163,9 +163,10 @@ class BilevelSVC(ClassifierMixin, BaseEstimator):
             judged = self._drawn_folds(y)
         penalties = lambda some, parts: svm_penalties(some, parts, group, bias_weight=self.bias_weight)
         found = self._solved(penalties(rows, judged), np.full(group.max() + 1, START))
+        # All rows train, in the place of every fold: the shapes, and so what is compiled, stay the same.
         # The classifiers of the folds are near the one of all rows.
-        near = np.asarray(found.y).mean(axis=0, keepdims=True)
-        whole = penalties(rows[:mine], [np.zeros(0, int)])
+        near = np.broadcast_to(np.asarray(found.y).mean(axis=0), np.shape(found.y))
+        whole = penalties(rows[:mine], [np.zeros(0, int)] * len(judged))
         return np.asarray(solve_lower_level(whole, found.x, start=near).y)[0]
 
     def _solved(self, problem: BilevelProblem, start: np.ndarray) -> Solution:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse as sp
 from jaxtyping import Array, Float
 
 from bilevax.model.operators import as_linear_map
@@ -18,6 +19,8 @@ from bilevax.problems.svm import signed_rows
 ROUNDING = 0.2
 #: Logarithms of penalties, and one to start from.
 LEAST, START, MOST = -10.0, -4.0, 4.0
+# Fewer rows than this are filled up, and sparse rows with at most so many entries, zeros included, stored in full.
+_FEWEST_ROWS, _SMALL = 64, 100_000
 
 
 def svm_penalties(
@@ -31,7 +34,8 @@ def svm_penalties(
         lower   sum over the classifiers of  mean over its training rows of hinge(label (w'z + b))
                 + sum over features of exp(x[group]) w^2 / 2 + bias_weight b^2 / 2
 
-    where ``hinge(m)`` is ``max(0, 1 - m)^2``, rounded where it begins.
+    where ``hinge(m)`` is ``max(0, 1 - m)^2``, rounded where it begins. Data of similar sizes share compiled code: the
+    rows are filled up with some that neither train nor judge.
 
     Parameters
     ----------
@@ -46,22 +50,34 @@ def svm_penalties(
     """
     if not bias_weight > 0:
         raise ValueError(f"bias_weight: expected a positive number, got {bias_weight}.")
-    trains = np.ones((len(judged), len(rows)))
+    margins = _filled_up(signed_rows(rows, flat=True))
+    trains, judges = (np.zeros((len(judged), margins.shape[0])) for _ in range(2))
+    trains[:, : len(rows)] = 1.0
     for number, part in enumerate(judged):
-        trains[number, part] = 0.0
+        trains[number, part], judges[number, part] = 0.0, 1.0
     return BilevelProblem(
         upper=_judging_loss,
         lower=_training_loss,
         x_set=Box(LEAST, MOST),
         data={
-            "margins": as_linear_map(signed_rows(rows, flat=True), "rows"),
+            "margins": as_linear_map(margins, "rows"),
             "trains": trains / trains.sum(axis=1, keepdims=True),
-            "judges": (trains == 0) / max(float((trains == 0).sum()), 1.0),
+            "judges": judges / max(judges.sum(), 1.0),
             "group": np.asarray(group, np.int32),
             "bias_weight": float(bias_weight),
         },
         y_like=np.zeros((len(judged), rows.features.shape[1] + 1)),
     )
+
+
+def _filled_up(rows: Any) -> Any:
+    """Return the rows and as many rows of zeros as make their number one of a few: four for every power of two."""
+    count, width = rows.shape
+    quarter = 2 ** max(int(np.ceil(np.log2(count))) - 3, 0)
+    missing = max(-(-count // quarter) * quarter, _FEWEST_ROWS) - count
+    if sp.issparse(rows) and (count + missing) * width > _SMALL:
+        return sp.vstack([rows, sp.csr_matrix((missing, width))], format="csr")
+    return np.pad(rows.toarray() if sp.issparse(rows) else rows, ((0, missing), (0, 0)))
 
 
 def _hinge(margin: Float[Array, "..."]) -> Float[Array, "..."]:
