@@ -232,6 +232,7 @@ class TangentSettings:
     good: float = 0.7  # share of the promise from which a step is good
     poor: float = 0.1  # share of the promise below which it failed
     least_radius: float = 1e-12
+    memory: int = 6  # steps from which it is told where they lead
     worth: float = 1e-2  # promises up to this times rtol^2, relative to 1 + |f|, end the search
     same: float = 1e-13  # steps up to this are none, in natural units
     approaches: int = 5  # tangent problems solved on the way to an x at which the lower level has an answer

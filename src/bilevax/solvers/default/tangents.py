@@ -2,7 +2,9 @@
 
 The tangent problem at a point (`bilevax.model.tangent`) agrees with the problem to first order, kinks included. A step
 goes to its minimiser within a box around x; there the lower level is solved with the rows themselves, by Newton's
-method on tangent problems at that x, and its f decides whether the step is taken and how large the next box is.
+method on tangent problems at that x, and its f decides whether the step is taken and how large the next box is. Second
+derivatives differ, so that steps get smaller by the same share each time: what they lead to is extrapolated, and taken
+where f is smaller there.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ from bilevax.model.sets import ConvexSet
 from bilevax.model.tangent import tangent_problem
 from bilevax.solvers.base import Snapshot
 from bilevax.solvers.default.direct import densely, sparsely, suits_sparse
+from bilevax.solvers.default.extrapolation import Extrapolation
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import TANGENTS
 from bilevax.solvers.diary import Diary
@@ -115,8 +118,8 @@ class TangentSearch:
 
     def search(self, x: np.ndarray, y: np.ndarray | None, diary: Diary) -> Iterator[Snapshot]:
         """Yield a snapshot after each step; the last one is the answer."""
-        flat = self._flat
-        x = UpperSet(flat.x_rows).project(x)
+        flat, upper = self._flat, UpperSet(self._flat.x_rows)
+        x, ahead = upper.project(x), Extrapolation(TANGENTS.memory)
         y = flat.y_rows.well_inside(np.zeros(flat.n_y)) if y is None else y
         now = diary.once("start", lambda: self._start(x, y))
         if now is None:
@@ -131,11 +134,16 @@ class TangentSearch:
                 break
             if trial is None or not now.value - trial.value >= TANGENTS.poor * promised:
                 radius *= TANGENTS.shrink
+                ahead.forget()
                 if radius <= TANGENTS.least_radius:
                     break
                 continue
             if now.value - trial.value >= TANGENTS.good * promised:
                 radius *= TANGENTS.grow
+            farther = ahead.after(now.x, trial.x - now.x)
+            if farther is not None:
+                beyond = functools.partial(self._beyond, trial, upper.project(farther))
+                trial = diary.once(f"extrapolation {number}", beyond)
             now = trial
             yield Snapshot(now.x, now.y, "tangents", now.value)
         yield Snapshot(now.x, now.y, "answer", now.value, final=True, converged=converged)
@@ -170,6 +178,11 @@ class TangentSearch:
         if np.abs((last.x - now.x) / reach).max(initial=0.0) * radius <= TANGENTS.same:
             return now, 0.0, unit
         return self._follower.answer(last.x, last.y, now.multipliers), promised, unit
+
+    def _beyond(self, trial: Answered, x: np.ndarray) -> Answered:
+        """Return the answer at an x to which steps seem to lead, or the trial point where that is better."""
+        found = self._follower.answer(x, trial.y, trial.multipliers)
+        return found if found is not None and found.value < trial.value else trial
 
     def _minimised(self, problem: BilevelProblem, x: np.ndarray, y: np.ndarray) -> Snapshot | None:
         """Return where the search on a tangent problem ends."""
