@@ -2,10 +2,12 @@
 
 import ctypes
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from jax import Array
+from jax.custom_derivatives import linear_call
 
 import bilevax as bx
 from bilevax.problems import NetworkDesign
@@ -21,27 +23,35 @@ _NUMBERS = ("time", "cost", "demand", "outside", "revenue")
 
 def network(name: str, net: NetworkDesign, target: float, steps: int) -> Case:
     links, pairs, nodes = len(net.tail), len(net.origin), len(net.nodes)
-    arrays = {key: getattr(net, key).astype(np.int32) for key in _ENDS} | {key: getattr(net, key) for key in _NUMBERS}
     supply = np.zeros((nodes, pairs))
     supply[net.origin, np.arange(pairs)] += 1.0
     supply[net.destination, np.arange(pairs)] -= 1.0
-    data = arrays | {"supply": supply}
+    arrays = {key: getattr(net, key).astype(np.int32) for key in _ENDS} | {key: getattr(net, key) for key in _NUMBERS}
+
+    # As in the kernel: both directions of the incidence and the derivative of the entropy are written down. JAX's own
+    # adjoint of the trips' term would be a sum over all nodes, that of the entropy takes two logarithms and a division.
+    def balance(data: dict[str, Array], point: tuple[Array, Array]) -> Array:
+        flow, share = point
+        left = (-data["supply"] * share).at[data["tail"]].add(flow, mode="promise_in_bounds")
+        return left.at[data["head"]].subtract(flow, mode="promise_in_bounds")
+
+    def pulls(data: dict[str, Array], force: Array) -> tuple[Array, Array]:
+        of_node = lambda *index: force.at[index].get(mode="promise_in_bounds")
+        pair = jnp.arange(pairs)
+        return (
+            of_node(data["tail"]) - of_node(data["head"]),
+            of_node(data["destination"], pair) - of_node(data["origin"], pair),
+        )
 
     def rows(x: Array, y: dict[str, Array], data: dict[str, Array]) -> dict[str, Array]:
-        # Scatters of whole link rows: their adjoint, which is the larger part of the step, is a gather. They start
-        # from the trips' own term, which spares a buffer of zeros; its adjoint is a reduction, which makes XLA
-        # store the forces on the rows instead of recomputing them at both ends of every link.
-        balance = -data["supply"] * y["share"]
-        balance = balance.at[data["tail"]].add(y["flow"], mode="promise_in_bounds")
-        balance = balance.at[data["head"]].subtract(y["flow"], mode="promise_in_bounds")
-        return {"capacity": y["flow"] @ data["demand"] - x, "conservation": balance}
+        conservation = linear_call(balance, pulls, data, (y["flow"], y["share"]))
+        return {"capacity": y["flow"] @ data["demand"] - x, "conservation": conservation}
 
     def upper(x: Array, y: dict[str, Array], data: dict[str, Array]) -> Array:
         return data["cost"] @ x - data["revenue"] @ y["share"]
 
     def lower(x: Array, y: dict[str, Array], data: dict[str, Array]) -> Array:
-        share, rest = y["share"], 1 - y["share"]
-        choice = data["outside"] * rest + share * (jnp.log(share) - 1) + rest * (jnp.log(rest) - 1)
+        choice = data["outside"] * (1 - y["share"]) + _entropy(y["share"])
         return data["time"] @ (y["flow"] @ data["demand"]) + data["demand"] @ choice
 
     problem = bx.BilevelProblem(
@@ -54,7 +64,7 @@ def network(name: str, net: NetworkDesign, target: float, steps: int) -> Case:
         ),
         x_set=bx.NonNegative(),
         y_set=bx.Product({"flow": bx.Box(0.0, 1.0), "share": bx.Box(_SHARE_MARGIN, 1 - _SHARE_MARGIN)}),
-        data=data,
+        data=arrays | {"supply": supply},
     )
     solver = bx.SFLCB(0.1, 1.0, 1.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)
     ends = np.concatenate([net.tail, net.head]), np.tile(np.arange(links), 2)
@@ -109,6 +119,17 @@ def network(name: str, net: NetworkDesign, target: float, steps: int) -> Case:
 
     x0, y0 = np.ones(links), {"flow": np.full((links, pairs), 0.1), "share": np.full(pairs, 0.5)}
     return Case(name, problem, solver, x0, y0, numpy_step, c_loop, target, steps)
+
+
+@jax.custom_jvp
+def _entropy(share: Array) -> Array:
+    return share * (jnp.log(share) - 1) + (1 - share) * (jnp.log(1 - share) - 1)
+
+
+@_entropy.defjvp
+def _entropy_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (share,), (tangent,) = primals, tangents
+    return _entropy(share), jnp.log(share / (1 - share)) * tangent
 
 
 class _Network(ctypes.Structure):

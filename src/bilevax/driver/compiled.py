@@ -134,10 +134,10 @@ def loop_from_state(problem: BilevelProblem, solver: CompiledSolver, state: Any,
 def advance(problem: BilevelProblem, solver: CompiledSolver, loop: Loop, limit: Any, rtol: Any, atol: Any) -> Loop:
     """Run to ``limit`` steps or until the stopping test holds, in blocks of ``check_every``."""
     block = solver.check_every
-    step = lambda _, state: solver.step(problem, state)
 
-    def checked(before: Loop, state: Any, count: Any) -> Loop:
-        sane = trees.max_abs(state) < before.bound  # which neither NaN nor infinity is
+    def after(before: Loop, count: Any) -> Loop:
+        state, beside = solver.steps(problem, before.state, count)
+        sane = (trees.max_abs(state) < before.bound) & trees.all_finite(beside)  # no NaN is smaller than the bound
         # After a divergence the last sane state is kept: it can be looked at, NaN cannot.
         state = jax.tree.map(lambda new, old: jnp.where(sane, new, old), state, before.state)
         done, residuals = solver.terminate(problem, state, rtol, atol)
@@ -147,9 +147,6 @@ def advance(problem: BilevelProblem, solver: CompiledSolver, loop: Loop, limit: 
         return (loop.steps + block <= limit) & ~loop.converged & ~loop.diverged
 
     # The block length is static: under vmap a trip count that differs between members would make every step masked.
-    loop = jax.lax.while_loop(
-        proceed, lambda loop: checked(loop, jax.lax.fori_loop(0, block, step, loop.state), block), loop
-    )
+    loop = jax.lax.while_loop(proceed, lambda loop: after(loop, block), loop)
     rest = jnp.where(loop.converged | loop.diverged, 0, jnp.clip(limit - loop.steps, 0, block))
-    finish = lambda loop: checked(loop, jax.lax.fori_loop(0, rest, step, loop.state), rest)
-    return jax.lax.cond(rest > 0, finish, lambda loop: loop, loop)
+    return jax.lax.cond(rest > 0, lambda loop: after(loop, rest), lambda loop: loop, loop)

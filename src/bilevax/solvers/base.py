@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -68,6 +69,10 @@ class CompiledSolver(Solver, eqx.Module):
     @abc.abstractmethod
     def step(self, problem: BilevelProblem, state: Any) -> Any:
         """Return the state after one step."""
+
+    def steps(self, problem: BilevelProblem, state: Any, count: Any) -> tuple[Any, Any]:
+        """Return the state after so many steps, and what else of the last one has to be finite: here nothing."""
+        return jax.lax.fori_loop(0, count, lambda _, now: self.step(problem, now), state), ()
 
     @abc.abstractmethod
     def terminate(

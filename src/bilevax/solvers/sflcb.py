@@ -119,12 +119,23 @@ class SFLCB(CompiledSolver):
         return SFLCBState(x, y, y, slack, slack, zero, zero)
 
     def step(self, problem: BilevelProblem, state: SFLCBState) -> SFLCBState:
+        return self._step(problem, state)[0]
+
+    def steps(self, problem: BilevelProblem, state: SFLCBState, count: Any) -> tuple[SFLCBState, Any]:
+        # The forces go from step to step although none reads those of the last: what leaves a loop XLA computes once
+        # and stores. It would compute the forces again in each of the loops that use them, from slacks that it would
+        # have to copy first.
+        advance = lambda _, now: self._step(problem, now[0])
+        return jax.lax.fori_loop(0, count, advance, (state, (state.u, state.v)))
+
+    def _step(self, problem: BilevelProblem, state: SFLCBState) -> tuple[SFLCBState, Any]:
+        """Return the state after one step, and the forces with which the rows acted on y and z."""
         x, y, z, *rows = state
         (pull_y, pull_z), moved = problem.there_and_back(x, (y, z), self._move_rows, tuple(rows))
-        s_y, s_z, u, v, force_x = zip(*moved, strict=True) if moved else ((),) * 5
-        pull_x = problem.adjoint_x(x, y, force_x)
+        s_y, s_z, u, v, force_y, force_z = zip(*moved, strict=True) if moved else ((),) * 6
+        pull_x = problem.adjoint_x(x, y, trees.subtract(force_y, force_z))
         grad_x, grad_y, grad_z = gradients_with_pulls(problem, self.delta, x, y, z, pull_x, pull_y, pull_z)
-        return SFLCBState(
+        after = SFLCBState(
             x=problem.x_set.project(trees.add_scaled(x, -self.eta_x, grad_x)),
             y=problem.y_set.project(trees.add_scaled(y, -self.eta_y, grad_y)),
             z=problem.y_set.project(trees.add_scaled(z, self.eta_z, grad_z)),
@@ -133,9 +144,10 @@ class SFLCB(CompiledSolver):
             u=u,
             v=v,
         )
+        return after, (force_y, force_z)
 
     def _move_rows(self, values: tuple[PyTree, ...], rows: tuple[PyTree, ...], lower: PyTree, upper: PyTree) -> Any:
-        """Return the forces on y and z, and the rows after the step: slacks, multipliers and the force on x."""
+        """Return the forces on y and z, and the rows after the step: slacks, multipliers and these forces."""
         s_y, s_z, u, v = rows
         residual_y, residual_z = map(trees.subtract, values, (s_y, s_z))
         u = trees.add_scaled(u, self.eta_u, residual_y)
@@ -145,7 +157,7 @@ class SFLCB(CompiledSolver):
         force_z = trees.add_scaled(v, self.rho2, residual_z)
         s_y = jax.tree.map(jnp.clip, trees.add_scaled(s_y, self.eta_y, force_y), lower, upper)
         s_z = jax.tree.map(jnp.clip, trees.add_scaled(s_z, self.eta_z, force_z), lower, upper)
-        return (force_y, force_z), (s_y, s_z, u, v, trees.subtract(force_y, force_z))
+        return (force_y, force_z), (s_y, s_z, u, v, force_y, force_z)
 
     def terminate(
         self, problem: BilevelProblem, state: SFLCBState, rtol: Any, atol: Any
