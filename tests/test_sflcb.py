@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -287,6 +288,31 @@ def test_residuals_are_small_where_it_converged():
     assert state.y == pytest.approx(x, abs=1e-7)
     f_y = -np.exp(2 - x) / (2 + np.cos(6 * x))
     assert state.u[0] == pytest.approx(2 * x - 0.05 * f_y, abs=1e-6)
+
+
+def test_a_loop_of_steps_computes_the_forces_once():
+    """What the rows pull with leaves the loop, so that XLA stores it and need not keep old slacks in copies."""
+    random = np.random.default_rng(3)
+    A = random.standard_normal((7, 3))
+    coupling = bx.LinearCoupling(A=A, B=-np.eye(7), upper=0.0)
+    problem = bx.BilevelProblem(lambda x, y: x @ x + jnp.sum(y), lambda x, y: 0.5 * y @ y, coupling)
+    solver = bx.SFLCB(**PARAMETERS)
+    with jax.enable_x64(True):
+        first = jax.jit(lambda x, y: solver.init(problem, x, y))(np.ones(7), np.full(3, 0.5))
+        program = jax.jit(lambda state: solver.steps(problem, state, 4)).lower(first).compile()
+        step = jax.jit(lambda state: solver.step(problem, state))
+        before = step(step(step(first)))
+        after = step(before)
+        found, ((force_y,), (force_z,)) = program(first)
+    before, after, found = jax.device_get((before, after, found))
+    acting = lambda y, slack, new, rho: new + rho * (A @ y - before.x - slack)
+    np.testing.assert_allclose(force_y, acting(before.y, before.s_y[0], after.u[0], solver.rho1), rtol=1e-12)
+    np.testing.assert_allclose(force_z, acting(before.z, before.s_z[0], after.v[0], solver.rho2), rtol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), found, after)
+    text = program.as_text()
+    body = text.split(f"\n%{re.search(r'body=%([^,]*),', text)[1]} ")[1].split("\n}")[0]  # type: ignore[index]
+    assert "dot(" in body
+    assert "copy(" not in body
 
 
 def test_huge_steps_are_reported_as_divergence():

@@ -36,6 +36,31 @@ for _ in range(int(sys.argv[1])):
 print(json.dumps(1e6 * best / case.steps))
 """
 
+#: The same by the kernel in C, on as many threads as devices, each with its part of the rows and no sum at the
+#: end of a step: what the machine has to offer.
+_KERNEL = """
+import json, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import jax, numpy as np
+from cases import svm
+from sflcb_step import _host
+jax.config.update("jax_enable_x64", True)
+count = jax.device_count()
+random = np.random.default_rng(0)
+features = random.standard_normal((20_000 // count + 150, 200)) / np.sqrt(200)
+labels = np.where(features[:, 0] > 0, 1.0, -1.0)
+case = svm.svm("part", features, labels, training=20_000 // count, validation=150, target=1.0, steps=20)
+states = [_host(case.prepare(case.steps)[0].state) for _ in range(count)]
+kernels = [case.c_loop(state) for state in states]
+best = np.inf
+with ThreadPoolExecutor(count) as pool:
+    for _ in range(int(sys.argv[1])):
+        began = time.perf_counter()
+        list(pool.map(lambda kernel: kernel(case.steps), kernels))
+        best = min(best, time.perf_counter() - began)
+print(json.dumps(1e6 * best / case.steps))
+"""
+
 #: Seconds of 32 starts by so many processes (0: this one), and the best value.
 _STARTS = """
 import json, sys, time
@@ -60,11 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Report:
     report = Report(("what", "one core", "two cores", "ratio", "load"), arguments.json)
     if arguments.only != "starts":
-        one, two = [], []
-        for _ in range(arguments.turns):  # they take turns: a busy machine is busy for both
-            one.append(_child(_STEP, {0}, "20"))
-            two.append(_child(_STEP, {0, 1}, "20"))
-        _add(report, "us a step, SVM 20,000 x 201", min(one), min(two), 1.5)
+        wanted = {_STEP: ("us a step, SVM 20,000 x 201", 1.5), _KERNEL: ("the same in C, without the sum", None)}
+        times = {(program, cores): [] for program in wanted for cores in (1, 2)}
+        for _ in range(arguments.turns):  # they take turns: a busy machine is busy for all
+            for (program, cores), found in times.items():
+                found.append(_child(program, set(range(cores)), "20"))
+        for program, (what, ratio) in wanted.items():
+            _add(report, what, min(times[program, 1]), min(times[program, 2]), ratio)
     if arguments.only != "step":
         given = str(arguments.size), str(arguments.starts)
         one, two = [], []
@@ -77,7 +104,7 @@ def run(arguments: argparse.Namespace) -> Report:
     return report
 
 
-def _add(report: Report, what: str, one: float, two: float, wanted: float) -> None:
+def _add(report: Report, what: str, one: float, two: float, wanted: float | None) -> None:
     load = round(os.getloadavg()[0], 1)
     report.add(what=what, **{"one core": one, "two cores": two, "ratio": one / two, "load": load})
     report.target(f"{what}: one core / two", one / two, ">=", wanted)
@@ -85,7 +112,7 @@ def _add(report: Report, what: str, one: float, two: float, wanted: float) -> No
 
 def _child(program: str, cores: set[int], *arguments: str) -> Any:
     """Return what a program prints that runs on these cores alone, with a device of JAX's on each."""
-    flags = f"--xla_force_host_platform_device_count={len(cores)}" if program is _STEP else ""
+    flags = f"--xla_force_host_platform_device_count={len(cores)}" if program is not _STARTS else ""
     folder = Path(__file__).resolve().parents[1]
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
