@@ -9,6 +9,7 @@ from scipy.linalg import lapack
 from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax.convex.curvature import own_units
+from bilevax.convex.full_systems import FullSystems, full_hessian
 from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -56,9 +57,10 @@ def derivatives(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Poin
         curvature = np.zeros(flat.n_y)
         curvature[ball.index] = multiplier
         hessian = hessian + sp.diags(curvature)
+    hessian = hessian if isinstance(hessian, sp.csc_matrix) else sp.csc_matrix(hessian)  # its factor is remembered
     mixed, normals = flat.hessian("lower", "y", "x", x, lower.y), normals_of_x(flat, x, EXACT_TOLERANCES.x_margin)
     upper = upper_rows_at(flat, x, lower.y).active(EXACT_TOLERANCES.x_margin)
-    return PointDerivatives(f_x, f_y, sp.csc_matrix(hessian), mixed, *normals, upper)
+    return PointDerivatives(f_x, f_y, hessian, mixed, *normals, upper)
 
 
 def normals_of_x(flat: FlatProblem, x: np.ndarray, margin: float) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
@@ -121,6 +123,8 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
     """
     clock.check()
     count, size = a.shape
+    if (found := _solve_full(hessian, a, right)) is not None:
+        return found
     dense = size + count <= EXACT_SETTINGS.dense_kkt or hessian.nnz > EXACT_SETTINGS.dense_share * size**2
     system, units = (_full_system if dense else _sparse_system)(hessian, a, own_units(hessian))
     right = (right.T * units).T
@@ -128,6 +132,25 @@ def solve_kkt(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np
     residual = np.abs(system @ solution - right).max(initial=0.0)
     consistent = residual <= EXACT_TOLERANCES.kkt_residual * (1 + np.abs(right).max(initial=0.0))
     return (solution.T * units).T if consistent else None
+
+
+def _solve_full(hessian: sp.csc_matrix, a: sp.csr_matrix, right: np.ndarray) -> np.ndarray | None:
+    """Solve by the factor of a full Hessian, which all pieces share; None where that is not as good as an LU."""
+    count, size = a.shape
+    known = full_hessian(hessian)
+    if known is None or count > size:
+        return None
+    rows = a.toarray()
+    lengths = positive(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
+    rows /= lengths[:, None]
+    of_y, of_rows = right[:size], (right[size:].T / lengths).T
+    found = FullSystems(rows).solve(hessian, np.arange(count), of_y, of_rows)
+    if found is None:
+        return None
+    left = of_y - known.array @ found[0] - rows.T @ found[1], of_rows - rows @ found[0]
+    allowed = EXACT_TOLERANCES.kkt_rounding * (1 + np.abs(right).max(initial=0.0))
+    exact = max(np.abs(part).max(initial=0.0) for part in left) <= allowed
+    return np.concatenate([found[0], (found[1].T / lengths).T]) if exact else None
 
 
 def _full_system(hessian: sp.csc_matrix, a: sp.csr_matrix, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -39,6 +39,8 @@ class ExactSettings:
     corner_directions: int = 4
     # Variables and rows up to which the lower level's responses are worth their dense matrices.
     dense_response: int = 300
+    # Entries of all rows up to which they are where the Hessian is full anyway.
+    full_response: int = 60_000_000
     # How many such responses, for different active rows, are kept around a point, and how often active rows are changed
     # on the way to one.
     most_pieces: int = 8

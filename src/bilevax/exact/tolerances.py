@@ -29,6 +29,8 @@ class ExactTolerances(ConvexTolerances):
         An equality follows from others if its pivot, in a QR factorisation of rows of unit length, is at most this.
     kkt_residual
         The solution of a KKT system counts if it satisfies the system to this, relative.
+    kkt_rounding
+        The same by a factor of the Hessian alone, or pivots are chosen in the whole system.
     tilts
         How much the lower level is tilted, to bracket its minimisers: the next where the last bracket is wide.
     tilt_residual
@@ -69,6 +71,7 @@ class ExactTolerances(ConvexTolerances):
     row_digits: int = 10
     dependent_row: float = 1e-9
     kkt_residual: float = 1e-8
+    kkt_rounding: float = 1e-12
     tilts: tuple[float, ...] = (1e-6, 1e-8, 1e-10)
     tilt_residual: float = 1e-2
     closed_bracket: float = 1e-6
