@@ -52,7 +52,7 @@ def _quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like:
         return None
     if n_x + n_y > DENSE_COLUMNS and not holds_full_matrices(properties.program):
         return None
-    objective = on_flat_vectors(problem, level, x_like.tree, y_like.tree)
+    objective = lambda: on_flat_vectors(problem, level, x_like.tree, y_like.tree)
     return joint_quadratic(objective, properties.program, n_x, n_y)
 
 

@@ -358,7 +358,8 @@ def _host_data(leaf: Any) -> Any:
     if not trees.is_concrete(leaf) or not isinstance(leaf, jax.Array | np.ndarray | float | int | np.generic):
         return leaf
     array = np.asarray(leaf)
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
+    # A copy, which the user cannot change afterwards; nobody can change an array of JAX.
+    return array.astype(np.float64, copy=not isinstance(leaf, jax.Array)) if array.dtype.kind == "f" else array
 
 
 def _is_host_number(leaf: Any) -> bool:

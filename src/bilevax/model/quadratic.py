@@ -14,6 +14,7 @@ from bilevax._support import clock
 from bilevax.convex.problem import Objective
 from bilevax.model.analysis import Program, jets, trace
 from bilevax.model.analysis.host import HostFunction
+from bilevax.model.analysis.quadratic_form import quadratic_form
 from bilevax.model.compressed_rows import by_columns, compressed, scaled
 from bilevax.model.patterns import DENSE_COLUMNS
 from bilevax.model.scales import Scales
@@ -135,24 +136,36 @@ def _transposed(array: np.ndarray) -> sp.csc_matrix:
     return compressed(array).T if array.size > _FEW_ENTRIES else by_columns(array.T)
 
 
-def joint_quadratic(fn: Callable, program: Program, n_x: int, n_y: int) -> JointQuadratic | None:
+def joint_quadratic(objective: Callable[[], Callable], program: Program, n_x: int, n_y: int) -> JointQuadratic | None:
     """Return a function of degree two at most in its own units, without compiling anything.
 
-    Its ``program`` gives values; the derivatives are those of its traced gradient along the unit vectors. None where an
-    operation is not known to NumPy, or a number is not finite.
+    Its ``program`` gives values, and the derivatives where there are many variables; else, and where operations are not
+    known, these are those of its traced gradient along the unit vectors, for which the ``objective`` itself is asked.
+    None where an operation is not known to NumPy, or a number is not finite.
     """
-    numbers = gradient_numbers(lambda x, y: jnp.concatenate(jax.grad(fn, argnums=(0, 1))(x, y)), n_x, n_y)
     value = HostFunction(program)
     try:
-        finite = numbers is not None and np.isfinite(value(np.zeros(n_x), np.zeros(n_y)))
+        finite = np.isfinite(value(np.zeros(n_x), np.zeros(n_y)))
     except jets.Unsupported:
         return None
-    if numbers is None or not finite:
+    numbers = _read_off(program) if n_x + n_y > DENSE_COLUMNS else None
+    if numbers is None:
+        fn = objective()
+        numbers = gradient_numbers(lambda x, y: jnp.concatenate(jax.grad(fn, argnums=(0, 1))(x, y)), n_x, n_y)
+        if numbers is not None:
+            curvature = numbers[1] + numbers[1].T
+            curvature *= 0.5
+            numbers = numbers[0], curvature
+    return JointQuadratic(n_x, value, *numbers) if numbers is not None and finite else None
+
+
+def _read_off(program: Program) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return gradient at zero and Hessian of a quadratic by its operations; None where that is not possible."""
+    try:
+        linear, curvature = quadratic_form(program)
+    except jets.Unsupported:
         return None
-    linear, curvature = numbers
-    curvature = curvature + curvature.T
-    curvature *= 0.5
-    return JointQuadratic(n_x, value, linear, curvature)
+    return (linear, curvature) if np.isfinite(linear).all() and np.isfinite(curvature).all() else None
 
 
 def holds_full_matrices(program: Program) -> bool:

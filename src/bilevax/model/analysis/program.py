@@ -141,7 +141,7 @@ class Program:
 
     def _constant(self, value: Any) -> int:
         array = np.asarray(value)
-        array = array.astype(np.float64) if array.dtype.kind not in "biu" else array
+        array = array.astype(np.float64, copy=False) if array.dtype.kind not in "biu" else array
         small = (array.tobytes(), array.shape, array.dtype.kind) if array.size <= 64 else id(value)
         if small not in self._known:
             slot = self._slot(array.shape, array.dtype.kind not in "biu")

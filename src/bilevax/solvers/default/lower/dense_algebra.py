@@ -20,6 +20,7 @@ from bilevax.model.flat import FlatProblem
 from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.central import CentralPoint, KktPoint
 from bilevax.solvers.default.lower.path_in_rows import central_in_rows
+from bilevax.solvers.default.lower.row_space import RowSpace, row_space
 from bilevax.solvers.default.lower.rows import LowerRows, as_array, in_fast_form
 from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored
 from bilevax.solvers.default.programs.complementarity import Product
@@ -135,6 +136,7 @@ class DenseAlgebra(Learning):
         self.lift = 0.0
         self._cached: tuple[sp.csc_matrix, sp.csc_matrix, Expansion] | None = None
         self._last: DenseFactor | None = None
+        self._space: tuple[Expansion, RowSpace] | None = None
 
     def value(self, x: np.ndarray, y: np.ndarray) -> float:
         """Return g with its lift."""
@@ -175,6 +177,20 @@ class DenseAlgebra(Learning):
         y = free_y - expansion.pushed(found[0])
         inside = np.all(rows.values(point.x, y)[rows.bounds] < 0)  # bounds are never left: else Newton's method fails
         return dataclasses.replace(point, y=y, multiplier=found[0], slack=found[1]) if inside else point
+
+    def space(self) -> RowSpace | None:
+        """Return the problem in the space of x and the multipliers: where both objectives are large quadratics."""
+        flat, rows = self.flat, self.rows
+        upper, lower = flat.quadratics["upper"], flat.lower_quadratic
+        if upper is None or lower is None or rows.balls or flat.n_x + flat.n_y <= SIZES.directions:
+            return None
+        expansion = self.expand(lower.at_origin, np.zeros(flat.n_y), np.zeros(rows.count))
+        if self.lift or not 0 < rows.count <= flat.n_y or isinstance(expansion.compliance, Product):
+            return None
+        if self._space is None or self._space[0] is not expansion:
+            parts = expansion.inverse_mixed, expansion.inverse_rows, expansion.slope, expansion.compliance
+            self._space = expansion, row_space(*parts, upper.curvature)
+        return self._space[1]
 
     def _factor(self, expansion: Expansion, give: np.ndarray) -> DenseFactor:
         """Return a factor for what the constraints give, the last one where nothing has changed."""

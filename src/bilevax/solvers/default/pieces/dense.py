@@ -19,6 +19,7 @@ from bilevax.solvers.default.lower.domain import Domain, find_domain
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.pieces.descent import Step
 from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
+from bilevax.solvers.default.pieces.row_steps import RowSteps
 from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.cholesky import refined_solver
 from bilevax.solvers.default.programs.complementarity import independent_rows
@@ -64,6 +65,7 @@ class DensePieces:
         self.descends = max(flat.n_x, algebra.rows.count) <= SIZES.largest_dense
         self._expanded: tuple[ExactPoint, Expansion] | None = None
         self._in_rows: tuple[Expansion, sp.csc_matrix, np.ndarray] | None = None
+        self._row_steps: RowSteps | None = None
 
     def evaluate(self, x: np.ndarray, y: np.ndarray, active: np.ndarray | None = None) -> ExactPoint | None:
         """Return the exact point at x, or None where the lower level is infeasible."""
@@ -126,6 +128,16 @@ class DensePieces:
             there = self.flat.lower_derivatives(point.x, point.y)
             self._expanded = point, self.algebra.expand(there, point.y, point.multiplier)
         return self._expanded[1]
+
+    def row_steps(self) -> RowSteps | None:
+        """Return the programs of all pieces in the space of the constraints, where they can be solved there."""
+        bounded = not self.upper.is_box or np.isfinite([self.upper.lower, self.upper.upper]).any()
+        space = None if bounded else self.algebra.space()
+        if space is None:
+            return None
+        if self._row_steps is None or self._row_steps.space is not space:
+            self._row_steps = RowSteps(space)
+        return self._row_steps if self._row_steps.works else None
 
     def in_rows(self, expansion: Expansion, matrix: sp.csc_matrix) -> np.ndarray:
         """Return ``T' matrix T`` where ``T (d, multiplier)`` is the change of (x, y); the last one is remembered."""
@@ -252,6 +264,8 @@ class _Model:
         """Return the model's best step on the piece with these sides, or on those that meet where sides are open."""
         point, expansion = self.point, self.expansion
         active = independent_rows(expansion.compliance, np.flatnonzero(sides == ACTIVE))
+        if (step := self._in_row_space(sides, active)) is not None:
+            return step
         reduction = self.reduce(active, np.flatnonzero(sides == BIACTIVE))
         solved = self._program(reduction)
         if solved is None:
@@ -268,6 +282,25 @@ class _Model:
         steepest = 1 + float(np.linalg.norm(reduction.gradient_x))
         slope = predicted / positive(float(np.linalg.norm(d))) / steepest
         return Step(end, sides, predicted, float(np.abs(d).max(initial=0.0)), slope)
+
+    def _in_row_space(self, sides: np.ndarray, active: np.ndarray) -> Step | None:
+        """Return the step by a program in the space of the constraints; None where there is none within the radius."""
+        point, steps = self.point, self.pieces.row_steps()
+        if steps is None or len(active) < np.count_nonzero(sides == ACTIVE):
+            return None
+        gradient, biactive = steps.space.gradient(self.f_x, self.f_y), np.flatnonzero(sides == BIACTIVE)
+        solved = steps.solve(point, gradient, active, biactive, self.pieces.rows.inequality)
+        if solved is None or np.abs(solved[0][: len(point.x)]).max() > self.radius:
+            return None
+        (d, pushed), predicted = np.split(solved[0], [len(point.x)]), solved[1]
+        moving, multiplier = np.concatenate([active, biactive]), np.zeros(len(sides))
+        multiplier[moving] = point.multiplier[moving] + pushed[moving]
+        multiplier[biactive] = np.maximum(multiplier[biactive], 0.0)
+        slack = point.slack - steps.values(solved[0])
+        end = ExactPoint(point.x + d, point.y + steps.space.answer @ solved[0], multiplier, slack, point.value)
+        steepest = 1 + float(np.linalg.norm(steps.steepest(gradient, active)))
+        slope = predicted / positive(float(np.linalg.norm(d))) / steepest
+        return Step(end, sides, predicted, float(np.abs(d).max()), slope)
 
     def _program(self, reduction: Reduction) -> tuple[np.ndarray, np.ndarray, float] | None:
         """Minimise the model in (d, theta): slacks and multipliers stay nonnegative, x in X and in the trust region."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from scipy.linalg import lapack
+from scipy.linalg import blas, lapack
 
 from bilevax._support import clock
 from bilevax._support.division import positive
@@ -21,6 +21,11 @@ def factorise(matrix: np.ndarray) -> np.ndarray:
 def solve_factored(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the solution for one right-hand side, or for the columns of a matrix."""
     return lapack.dpotrs(factor, right)[0] if right.size else right
+
+
+def half_solved(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return ``L^-1 right``, where ``L L'`` is the matrix with this factor; ``right`` is overwritten if it can be."""
+    return blas.dtrsm(1.0, factor, right, trans_a=1, overwrite_b=1)
 
 
 def lifted(matrix: np.ndarray, diagonal: np.ndarray | float) -> np.ndarray:

@@ -1,0 +1,71 @@
+"""Quadratic problems in the space of x and the multipliers: y, and what f makes of it, are eliminated once.
+
+Where g is a quadratic, y is affine in x and the multipliers of its constraints, ``(dx, dy) = T (dx, dmultiplier)``, and
+f, if it is one, too, is the quadratic with the Hessian ``T' M T``. With the constraints' own values, also affine, that
+is all that smoothing and exact descent ask of a problem; neither y nor the user's functions are needed on the way.
+"""
+
+import dataclasses
+
+import numpy as np
+from scipy.linalg import blas, lapack
+
+from bilevax._support import clock
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSpace:
+    """F and y as functions of x and the multipliers; a step of both is one vector, that of x first.
+
+    ``answer`` is the derivative of y, ``slope`` and ``compliance`` tell the constraints' values: they change by
+    ``slope dx - compliance dmultiplier``. ``hessian`` is that of f.
+    """
+
+    answer: np.ndarray
+    slope: np.ndarray
+    compliance: np.ndarray
+    hessian: np.ndarray
+
+    @property
+    def n_x(self) -> int:
+        """How many entries of a step are those of x."""
+        return self.slope.shape[1]
+
+    def gradient(self, f_x: np.ndarray, f_y: np.ndarray) -> np.ndarray:
+        """Return the gradient of f, given those in x and in y."""
+        gradient = self.answer.T @ f_y
+        gradient[: self.n_x] += f_x
+        return gradient
+
+
+def row_space(
+    inverse_mixed: np.ndarray,
+    inverse_rows: np.ndarray,
+    slope: np.ndarray,
+    compliance: np.ndarray,
+    curvature: np.ndarray,
+) -> RowSpace:
+    """Return the space of a problem.
+
+    ``curvature`` is the second derivative of f in (x, y); the inverses are H^-1 times the mixed derivative of g and
+    times the constraints' normals.
+    """
+    n_x = inverse_mixed.shape[1]
+    answer = np.asfortranarray(np.hstack([inverse_mixed, inverse_rows]))
+    np.negative(answer, out=answer)
+    clock.check()
+    of_y = curvature[n_x:, n_x:]
+    factor, failed = lapack.dpotrf(of_y.T, clean=1)
+    clock.check()
+    if failed:
+        hessian = answer.T @ (of_y @ answer)
+    else:  # f is convex in y: half the work
+        half = blas.dtrmm(1.0, factor, answer)
+        clock.check()
+        hessian = half.T @ half
+    clock.check()
+    cross = curvature[:n_x, n_x:] @ answer
+    hessian[:n_x] += cross
+    hessian[:, :n_x] += cross.T
+    hessian[:n_x, :n_x] += curvature[:n_x, :n_x]
+    return RowSpace(answer, slope, compliance, hessian)
