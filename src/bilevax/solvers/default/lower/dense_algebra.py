@@ -22,7 +22,13 @@ from bilevax.solvers.default.lower.central import CentralPoint, KktPoint
 from bilevax.solvers.default.lower.path_in_rows import central_in_rows
 from bilevax.solvers.default.lower.row_space import RowSpace, row_space
 from bilevax.solvers.default.lower.rows import LowerRows, as_array, in_fast_form
-from bilevax.solvers.default.programs.cholesky import factorise_nearly, lifted, solve_factored
+from bilevax.solvers.default.programs.cholesky import (
+    factorise_nearly,
+    half_solved,
+    lifted,
+    solve_factored,
+    wholly_solved,
+)
 from bilevax.solvers.default.programs.complementarity import Product
 from bilevax.solvers.default.settings import ALGEBRA, SIZES
 from bilevax.solvers.diary import Learning
@@ -227,15 +233,15 @@ class DenseAlgebra(Learning):
             self.lift = ALGEBRA.lift * max(np.abs(diagonal).max(), 1e-3)
         # The entropy of many shares has a diagonal Hessian: no reason to factorise it.
         plain = dense is None and diagonal.min() > 0
-        factor = diagonal + self.lift if plain else factorise_nearly(lifted(hessian.toarray(), self.lift))
-        expansion = Expansion(
-            factor=factor,
-            hessian=hessian,
-            mixed=in_fast_form(mixed),
-            rows=rows,
-            B=self.rows.B,
-            compliance=_compliance(factor, rows, None if balls else self._thin),
+        factor = (
+            diagonal + self.lift
+            if plain
+            else factorise_nearly(lifted(hessian.toarray() if dense is None else dense, self.lift))
         )
+        compliance, inverse = _compliance(factor, rows, None if balls else self._thin)
+        expansion = Expansion(factor, hessian, in_fast_form(mixed), rows, self.rows.B, compliance)
+        if inverse is not None:
+            vars(expansion)["inverse_rows"] = inverse  # what would be found out anyway
         if not balls:
             self._cached = (hessian, mixed, expansion)
         return expansion
@@ -258,18 +264,26 @@ class DenseAlgebra(Learning):
         return lapack.dpotrf(lifted(dense * np.outer(unit, unit), -ALGEBRA.flat), clean=0)[1] != 0
 
 
-def _compliance(factor: np.ndarray, rows: np.ndarray, thin: sp.csr_matrix | None) -> np.ndarray | Product:
-    """Return ``R H^-1 R'``: as a product where there are many more rows than variables.
+def _compliance(
+    factor: np.ndarray, rows: np.ndarray, thin: sp.csr_matrix | None
+) -> tuple[np.ndarray | Product, np.ndarray | None]:
+    """Return ``R H^-1 R'``, as a product where there are many more rows than variables, and ``H^-1 R'`` if it is known.
 
     Rows with few entries are given as ``thin``, too: with a diagonal H their zeros need not be multiplied.
     """
     count, size = rows.shape
     if count > max(SIZES.few_rows, 2 * size):
-        return Product(rows / np.sqrt(factor) if factor.ndim == 1 else lapack.dtrtrs(factor, rows.T, trans=1)[0].T)
+        half = rows / np.sqrt(factor) if factor.ndim == 1 else lapack.dtrtrs(factor, rows.T, trans=1)[0].T
+        return Product(half), None
     if thin is not None and factor.ndim == 1:
-        return (scaled(thin, np.ones(count), 1 / factor) @ thin.T).toarray()
-    compliance = rows @ _solve(factor, rows.T)
-    return 0.5 * (compliance + compliance.T)
+        return (scaled(thin, np.ones(count), 1 / factor) @ thin.T).toarray(), None
+    if factor.ndim == 2:
+        half = half_solved(factor, rows.T)
+        clock.check()
+        return half.T @ half, wholly_solved(factor, half)
+    inverse = _solve(factor, rows.T)
+    compliance = rows @ inverse
+    return 0.5 * (compliance + compliance.T), inverse
 
 
 def _solve(factor: np.ndarray, right: np.ndarray) -> np.ndarray:

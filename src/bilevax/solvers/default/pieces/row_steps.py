@@ -42,7 +42,7 @@ class RowSteps:
         rows[n_x:, :count] = -self.space.compliance
         rows[n_x:, count:][np.diag_indices(count)] = -1.0
         clock.check()
-        half = half_solved(self._factor, rows)
+        half = half_solved(self._factor, rows, overwrite=True)
         clock.check()
         return half.T @ half
 

@@ -23,9 +23,16 @@ def solve_factored(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
     return lapack.dpotrs(factor, right)[0] if right.size else right
 
 
-def half_solved(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return ``L^-1 right``, where ``L L'`` is the matrix with this factor; ``right`` is overwritten if it can be."""
-    return blas.dtrsm(1.0, factor, right, trans_a=1, overwrite_b=1)
+def half_solved(factor: np.ndarray, right: np.ndarray, overwrite: bool = False) -> np.ndarray:
+    """Return ``L^-1 right``, where ``L L'`` is the matrix with this factor."""
+    return blas.dtrsm(1.0, factor, right, trans_a=1, overwrite_b=overwrite) if right.size else right
+
+
+def wholly_solved(factor: np.ndarray, half: np.ndarray) -> np.ndarray:
+    """Return ``L'^-1 half``: the solution, given what `half_solved` returns."""
+    if half.ndim == 1:
+        return blas.dtrsv(factor, half) if half.size else half
+    return blas.dtrsm(1.0, factor, half) if half.size else half
 
 
 def lifted(matrix: np.ndarray, diagonal: np.ndarray | float) -> np.ndarray:

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from bilevax._support.elimination import eliminates
 from bilevax.model.flat import FlatProblem
-from bilevax.solvers.default.programs.cholesky import lifted
+from bilevax.solvers.default.programs.cholesky import factorise, lifted
 from bilevax.solvers.default.programs.convexify import convexified, is_full
 from bilevax.solvers.default.programs.feasible import joint_rows
 from bilevax.solvers.default.programs.quadratic import solve_by_rows, solve_qp
@@ -38,6 +38,8 @@ class HighPoint:
 
 def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> HighPoint | None:
     """Minimise f over (x, y) from a point that satisfies the rows; None where no minimum was found."""
+    if (found := _of_large_quadratic(flat, x, y)) is not None:
+        return found
     rows, point = joint_rows(flat), np.concatenate([x, y])
     value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
     value, convex, known, hessian, dense = value_at(point), True, None, None, None
@@ -77,3 +79,25 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
         else:
             return HighPoint(*here, value, False)
     return None
+
+
+def _of_large_quadratic(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> HighPoint | None:
+    """Minimise f where it is a strictly convex quadratic of many variables: one step, and one factorisation.
+
+    None where it is not, or that is not accurate.
+    """
+    quadratic, rows, point = flat.quadratics["upper"], joint_rows(flat), np.concatenate([x, y])
+    if quadratic is None or rows.balls or len(point) <= SIZES.directions:
+        return None
+    if np.count_nonzero(quadratic.curvature) <= SIZES.full * quadratic.curvature.size:
+        return None
+    try:
+        factor = factorise(quadratic.curvature)
+    except np.linalg.LinAlgError:
+        return None
+    gradient, steps = np.concatenate(quadratic.gradients(x, y)), rows.around(point)
+    step = solve_by_rows(quadratic.curvature, gradient, steps.matrix.toarray(), steps.lower, steps.upper, factor)
+    if step is None or np.abs(step).max() > RELAXATION.reach * (1 + np.abs(point).max()):
+        return None
+    end = point + step
+    return HighPoint(end[: flat.n_x], end[flat.n_x :], flat.value("upper", end[: flat.n_x], end[flat.n_x :]), True)
