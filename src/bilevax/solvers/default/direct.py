@@ -22,6 +22,7 @@ from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import EXACT, SIZES, SMOOTHING
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
 from bilevax.solvers.default.smoothing.newton import newton_descent
+from bilevax.solvers.default.smoothing.row_path import RowPath
 from bilevax.solvers.default.smoothing.stages import Followed, follow, smooth_descent
 from bilevax.solvers.diary import Diary
 
@@ -123,7 +124,8 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
         slack = np.median(np.abs(start.slack[inequality])) + 1e-3
         compliance = pieces.algebra.expand(there, start.y, start.multiplier).compliance.diagonal()[inequality].mean()
         first = Barrier(SMOOTHING.barrier * multiplier * slack, SMOOTHING.softness * float(compliance), kappa=0.0)
-        return CentralPath(lower, lower.start(start.x, start.y), first)
+        central, space = lower.start(start.x, start.y), algebra.space()
+        return CentralPath(lower, central, first) if space is None else RowPath(lower, central, first, space, start)
 
     return Direct(pieces, path, lambda path: follow(path, upper, SMOOTHING.stages, diary))
 

@@ -33,11 +33,11 @@ class Barrier:
 
 
 @dataclasses.dataclass(frozen=True)
-class _State:
-    """The central point and the adjoints p and q there."""
+class SmoothState:
+    """The central point and the adjoints p and q there; p only where second derivatives may be asked for."""
 
     central: CentralPoint
-    adjoint: np.ndarray
+    adjoint: np.ndarray | None
     sensitivity: np.ndarray
 
 
@@ -112,11 +112,14 @@ class CentralPath(Learning):
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return None
         positive = central.multiplier * lower.rows.inequality
-        return SmoothPoint(x, central.y, positive, value, gradient, smoothing, _State(central, adjoint, sensitivity))
+        return SmoothPoint(
+            x, central.y, positive, value, gradient, smoothing, SmoothState(central, adjoint, sensitivity)
+        )
 
     def hessian(self, point: SmoothPoint) -> np.ndarray:
         """Return the second derivative of the smoothed objective in x."""
         lower, flat, central, rows = self.lower, self.lower.flat, point.state.central, self.lower.rows
+        assert point.state.adjoint is not None
         answers = lower.factor(central).response(rows.B)
         self._tangent = central, answers
         bent = flat.lagrangian_hessian(point.x, point.y, -point.state.adjoint)
