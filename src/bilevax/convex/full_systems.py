@@ -72,7 +72,7 @@ class FullSystems:
         if failed or np.min(np.diag(factor), initial=1.0) < RANK.pivot:
             return None
         answer = np.zeros_like(right_y), np.zeros_like(right_rows)
-        left = right_y, right_rows
+        left, off = (right_y, right_rows), np.inf
         for _ in range(2):  # the second time for what rounding has left of the right side
             free = known.half(left[0])
             change = (
@@ -80,13 +80,10 @@ class FullSystems:
             )
             answer = answer[0] + known.whole(free - half @ change), answer[1] + change
             left = right_y - known.array @ answer[0] - rows.T @ answer[1], right_rows - rows @ answer[0]
-        exact = all(
-            np.all(
-                np.max(abs(rest), axis=0, initial=0.0) <= RANK.remainder * (1 + np.max(abs(right), axis=0, initial=0.0))
-            )
-            for rest, right in zip(left, (right_y, right_rows), strict=True)
-        )
-        return answer if exact else None
+            off = max(_share(rest, right) for rest, right in zip(left, (right_y, right_rows), strict=True))
+            if off <= RANK.finest:
+                break
+        return answer if off <= RANK.remainder else None
 
     def _begin(self, hessian: FullHessian) -> None:
         count, size = self._rows.shape
@@ -109,3 +106,10 @@ class FullSystems:
             products = self._half[:, known].T @ self._half[:, new]
             self._gram[np.ix_(known, new)], self._gram[np.ix_(new, known)] = products, products.T
         return self._gram[np.ix_(held, held)]
+
+
+def _share(rest: np.ndarray, right: np.ndarray) -> float:
+    """How much is left of right sides, relative to 1 + their largest entry."""
+    return float(
+        np.max(np.max(abs(rest), axis=0, initial=0.0) / (1 + np.max(abs(right), axis=0, initial=0.0)), initial=0.0)
+    )

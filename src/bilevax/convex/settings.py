@@ -190,6 +190,8 @@ class RankSettings:
     pivot: float = 1e-11
     # What is left of a row outside the span of others, and the coefficients of such a combination, up to this are zero.
     remainder: float = 1e-10
+    # The same of a system that is not refined.
+    finest: float = 1e-14
     # Reciprocal condition numbers up to which systems, and triangles of least squares, are singular.
     singular_system: float = 1e-12
     singular_triangle: float = 1e-10

@@ -82,7 +82,8 @@ class Direct:
             if basin is not None:
                 point, finished = basin, False
                 if pieces.descends:
-                    descent = descend(pieces, basin, rtol)
+                    below = best.value if best is not None and converged and pieces.large else np.inf
+                    descent = descend(pieces, basin, rtol, below=below)
                     point, finished = yield from diary.phase(f"exact descent from {name}", descent)
                 if best is None or (finished, -point.value) > (converged, -best.value):
                     best, converged = point, finished
@@ -127,7 +128,11 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
         central, space = lower.start(start.x, start.y), algebra.space()
         return CentralPath(lower, central, first) if space is None else RowPath(lower, central, first, space, start)
 
-    return Direct(pieces, path, lambda path: follow(path, upper, SMOOTHING.stages, diary))
+    def stages(path: CentralPath) -> Iterator[Followed]:
+        count = SMOOTHING.quadratic_stages if isinstance(path, RowPath) else SMOOTHING.stages
+        return follow(path, upper, count, diary)
+
+    return Direct(pieces, path, stages)
 
 
 def sparsely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, diary: Diary) -> Direct:

@@ -30,11 +30,14 @@ def land(pieces: AnyPieces, x: np.ndarray, y: np.ndarray) -> ExactPoint | None:
 
 
 def descend(
-    pieces: AnyPieces, basin: ExactPoint, rtol: float, sweeps: int | None = None
+    pieces: AnyPieces, basin: ExactPoint, rtol: float, sweeps: int | None = None, below: float = np.inf
 ) -> Generator[Snapshot, None, tuple[ExactPoint, bool]]:
-    """Descend on the exact pieces of Phi; return where that led, and whether no descent is left."""
+    """Descend on the exact pieces of Phi; return where that led, and whether no descent is left.
+
+    A descent that does not promise to come ``below`` a value is not finished.
+    """
     point, finished = basin, False
-    for step in exact_descent(pieces, basin, rtol):
+    for step in exact_descent(pieces, basin, rtol, below):
         point, finished = step
         yield snapshot(point, "exact descent", sweeps)
     return point, finished

@@ -61,6 +61,7 @@ class Smoothing:
     """How much is smoothed, and how a stage is minimised."""
 
     stages: int = 6
+    quadratic_stages: int = 5  # of large quadratics, whose exact descent is the cheaper way from there on
     sparse_stages: int = 7
     tightening: float = 0.1  # of barrier and softness, from stage to stage
     barrier: float = 10.0  # the first one, against multipliers and slacks of an exact start,
@@ -171,6 +172,7 @@ class Programs:
 
     turns: int = 30  # rounds in which violated rows join a program
     proof: float = 1e-10  # KKT residual of a program solved by its rows
+    finest: float = 1e-14  # and from which on it is not made smaller
     holds: float = 1e-7  # violation that the answer of a program may have, relative
     interior: float = 1e-11  # tolerance of interior points
     interior_steps: int = 60  # of the interior point on eliminated programs,

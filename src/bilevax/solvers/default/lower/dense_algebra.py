@@ -23,6 +23,7 @@ from bilevax.solvers.default.lower.path_in_rows import central_in_rows
 from bilevax.solvers.default.lower.row_space import RowSpace, row_space
 from bilevax.solvers.default.lower.rows import LowerRows, as_array, in_fast_form
 from bilevax.solvers.default.programs.cholesky import (
+    factorise,
     factorise_nearly,
     half_solved,
     lifted,
@@ -229,15 +230,16 @@ class DenseAlgebra(Learning):
             hessian = sp.csc_matrix(hessian + sp.diags(self.rows.curvature(multiplier)))
         diagonal, rows = hessian.diagonal(), self.rows.normals(y)
         dense = None if hessian.nnz == np.count_nonzero(diagonal) == len(diagonal) else hessian.toarray()
-        if self.lift == 0.0 and self._is_flat(diagonal, dense):
-            self.lift = ALGEBRA.lift * max(np.abs(diagonal).max(), 1e-3)
-        # The entropy of many shares has a diagonal Hessian: no reason to factorise it.
-        plain = dense is None and diagonal.min() > 0
-        factor = (
-            diagonal + self.lift
-            if plain
-            else factorise_nearly(lifted(hessian.toarray() if dense is None else dense, self.lift))
-        )
+        factor = None
+        if dense is not None and self.lift == 0.0 and self.ordinary.all() and len(diagonal) > SIZES.directions:
+            factor = _factor_of_curved(dense)
+        if factor is None:
+            if self.lift == 0.0 and self._is_flat(diagonal, dense):
+                self.lift = ALGEBRA.lift * max(np.abs(diagonal).max(), 1e-3)
+            # The entropy of many shares has a diagonal Hessian: no reason to factorise it.
+            plain = dense is None and diagonal.min() > 0
+            array = hessian.toarray() if dense is None and not plain else dense
+            factor = diagonal + self.lift if array is None or plain else factorise_nearly(lifted(array, self.lift))
         compliance, inverse = _compliance(factor, rows, None if balls else self._thin)
         expansion = Expansion(factor, hessian, in_fast_form(mixed), rows, self.rows.B, compliance)
         if inverse is not None:
@@ -262,6 +264,16 @@ class DenseAlgebra(Learning):
         unit = 1 / np.sqrt(np.where(self.ordinary, np.max(usual, initial=0.0), diagonal))
         # Cholesky's method tells whether an eigenvalue is smaller, at a tenth of the cost of the eigenvalues.
         return lapack.dpotrf(lifted(dense * np.outer(unit, unit), -ALGEBRA.flat), clean=0)[1] != 0
+
+
+def _factor_of_curved(hessian: np.ndarray) -> np.ndarray | None:
+    """Return the Cholesky factor if its condition tells that g is curved along all directions; else None."""
+    try:
+        factor = factorise(hessian)
+    except np.linalg.LinAlgError:
+        return None
+    largest = np.abs(hessian).sum(axis=0).max()
+    return factor if lapack.dpocon(factor, largest)[0] > 10 * ALGEBRA.flat else None
 
 
 def _compliance(

@@ -129,6 +129,11 @@ class DensePieces:
             self._expanded = point, self.algebra.expand(there, point.y, point.multiplier)
         return self._expanded[1]
 
+    @property
+    def large(self) -> bool:
+        """Whether descents are worth their time only if they promise the best value yet."""
+        return self.row_steps() is not None
+
     def row_steps(self) -> RowSteps | None:
         """Return the programs of all pieces in the space of the constraints, where they can be solved there."""
         bounded = not self.upper.is_box or np.isfinite([self.upper.lower, self.upper.upper]).any()

@@ -101,8 +101,13 @@ class Pieces(Protocol):
         ...
 
 
-def exact_descent(pieces: Pieces, point: ExactPoint, rtol: float) -> Iterator[tuple[ExactPoint, bool]]:
-    """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left."""
+def exact_descent(
+    pieces: Pieces, point: ExactPoint, rtol: float, below: float = np.inf
+) -> Iterator[tuple[ExactPoint, bool]]:
+    """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left.
+
+    It ends before, once the next step does not promise a value ``below`` that of another descent.
+    """
     trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
     for _ in range(EXACT.iterations):
         size = 1 + abs(point.value)
@@ -118,6 +123,8 @@ def exact_descent(pieces: Pieces, point: ExactPoint, rtol: float) -> Iterator[tu
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
         if finished or (last_look and step is None):
             break
+        if step is not None and point.value - step.predicted > below:
+            return
         if step is None or trial is None or not point.value - trial.value >= EXACT.poor * step.predicted - rounding:
             trust, slope = trust.after_failure(np.inf if step is None else step.length), np.inf
             finished = step is not None and step.predicted <= rounding
@@ -169,6 +176,7 @@ def _look(
     def visible(step: Step) -> bool:
         # Where Phi bends much, a slope may be left to see although the decrease along it is not.
         steep = step.predicted > 1e-4 * pieces.resolution * size and step.slope > 1e-3 * rtol
+        steep = steep and step.length > _ROUNDING_OF_X * (1 + np.abs(point.x).max(initial=0.0))
         return step.predicted > least and (step.predicted > pieces.resolution * size or steep)
 
     for start, sides in readings:
@@ -185,6 +193,7 @@ def _look(
 
 
 _ROUNDING = 1e-14  # the relative decrease of f that its value cannot tell
+_ROUNDING_OF_X = 1e-15  # the length of a step, relative, that x cannot tell: its slope is rounding, too
 
 
 def _steps(

@@ -14,8 +14,41 @@ from bilevax._support.division import positive
 from bilevax.solvers.default.lower.row_space import RowSpace
 from bilevax.solvers.default.pieces.point import ExactPoint
 from bilevax.solvers.default.programs.cholesky import factorise, factorise_nearly, half_solved, solve_factored
-from bilevax.solvers.default.programs.complementarity import pivot
+from bilevax.solvers.default.programs.complementarity import solve_complementarity
 from bilevax.solvers.default.settings import PROGRAMS
+
+
+class _Pushes:
+    """Pushes of held conditions and of those that were ``met``, some of them ``active``.
+
+    ``following`` tells by how much held ones give way to a push of those, ``inner`` what that leaves of their own
+    compliance.
+    """
+
+    def __init__(self, held: np.ndarray, factor: np.ndarray, push: np.ndarray):
+        self.held, self.factor, self.push = held, factor, push
+        self.met, self.active = np.zeros(0, int), np.zeros(0, bool)
+        self.following, self.inner = np.zeros((len(held), 0)), np.zeros((0, 0))
+
+    def join(self, new: np.ndarray, compliance: np.ndarray) -> None:
+        """Add conditions to those that were met."""
+        across = compliance[np.ix_(self.held, new)]
+        follow = solve_factored(self.factor, across)
+        corner = compliance[np.ix_(self.met, new)] - self.following.T @ across
+        own = compliance[np.ix_(new, new)] - follow.T @ across
+        self.inner = np.block([[self.inner, corner], [corner.T, 0.5 * (own + own.T)]])
+        self.following, self.met = np.hstack([self.following, follow]), np.concatenate([self.met, new])
+        self.active = np.concatenate([self.active, np.ones(len(new), bool)])
+
+    def change(self, image: np.ndarray) -> np.ndarray:
+        """Return the change of pushes that takes what held and active conditions are beyond their levels to zero."""
+        met, following = self.met[self.active], self.following[:, self.active]
+        left = image[met] - following.T @ image[self.held]
+        change = np.zeros(len(image))
+        if len(met):
+            change[met] = solve_factored(factorise_nearly(self.inner[np.ix_(self.active, self.active)]), left)
+        change[self.held] = solve_factored(self.factor, image[self.held]) - following @ change[met]
+        return change
 
 
 class RowSteps:
@@ -67,31 +100,50 @@ class RowSteps:
         level[held] = 0.0
         free = -solve_factored(self._factor, gradient)
         beyond = np.concatenate([self.values(free), -free[n_x:]]) - level
-        compliance, used = self._compliance, None
-        if not inequality.all():  # multipliers of equalities may have any sign
-            used = np.flatnonzero(held | np.concatenate([np.ones(count, bool), inequality]))
-            compliance, beyond, held = compliance[np.ix_(used, used)], beyond[used], held[used]
-        unit = positive(np.abs(beyond).max(initial=0.0))
-        size = 1 + np.abs(beyond).max(initial=0.0) / unit
-        solved = pivot(compliance, beyond / unit, ~held, held, size)
-        if solved is None:
+        # Multipliers of equalities may have any sign.
+        binding = np.concatenate([np.ones(count, bool), inequality]) & ~held
+        pushes = self._pushes(beyond, np.flatnonzero(held), binding)
+        if pushes is None:
             return None
-        push = np.zeros(2 * count)
-        push[slice(None) if used is None else used] = unit * solved[0]
-        pull = gradient + np.concatenate(
-            [space.slope.T @ push[:count], -space.compliance @ push[:count] - push[count:]]
-        )
-        step = -solve_factored(self._factor, pull)
-        bent = space.hessian @ step
-        correction = solve_factored(self._factor, bent + pull)  # a refinement
-        step -= correction
-        bent = space.hessian @ step
-        image = np.concatenate([self.values(step), -step[n_x:]]) - level
-        image = image if used is None else image[used]
-        off = np.where(held, np.abs(image), image).max(initial=0.0)
-        if not off <= PROGRAMS.proof * (unit + np.abs(step).max(initial=0.0)):
+        push, held[pushes.met[pushes.active]] = pushes.push, True
+        for _ in range(2):  # the second time for what rounding has left: without conditions the step may be a long one
+            pushed = push[:count]
+            pull = gradient + np.concatenate([space.slope.T @ pushed, -space.compliance @ pushed - push[count:]])
+            step = -solve_factored(self._factor, pull)
+            step -= solve_factored(self._factor, space.hessian @ step + pull)
+            image = np.concatenate([self.values(step), -step[n_x:]]) - level
+            off = np.where(held, np.abs(image), np.where(binding, image, 0.0)).max(initial=0.0)
+            if off <= PROGRAMS.finest * (1 + np.abs(step).max(initial=0.0)):
+                break
+            push = push + pushes.change(image)
+        if not off <= PROGRAMS.proof * (1 + np.abs(step).max(initial=0.0)):
             return None
-        return step, -float(gradient @ step + 0.5 * step @ bent)
+        return step, -float(gradient @ step + 0.5 * step @ (space.hessian @ step))
+
+    def _pushes(self, beyond: np.ndarray, held: np.ndarray, binding: np.ndarray) -> "_Pushes | None":
+        """Return by how much each condition pushes: the held ones either way, of the ``binding`` ones some in theirs.
+
+        Conditions are ``beyond`` their levels without any push. The held ones are eliminated; binding ones join them as
+        they are met, and what is left is a complementarity problem of those.
+        """
+        compliance, unit = self._compliance, positive(np.abs(beyond).max(initial=0.0))
+        found = _Pushes(held, factorise_nearly(compliance[np.ix_(held, held)]), np.zeros(len(beyond)))
+        found.push[held] = alone = solve_factored(found.factor, beyond[held])
+        for _ in range(PROGRAMS.turns):
+            image = beyond - compliance @ found.push
+            image[~binding] = image[found.met] = 0.0
+            new = np.flatnonzero(image > PROGRAMS.zero * unit)
+            if not len(new):
+                return found
+            found.join(new, compliance)
+            left = (beyond[found.met] - found.following.T @ beyond[held]) / unit
+            solved = solve_complementarity(found.inner, left, np.ones(len(found.met), bool), found.active)
+            if solved is None:
+                return None
+            found.active = solved[1]
+            found.push[found.met] = unit * solved[0]
+            found.push[held] = alone - found.following @ found.push[found.met]
+        return None
 
     def steepest(self, gradient: np.ndarray, active: np.ndarray) -> np.ndarray:
         """Return the gradient of Phi on the piece on which these constraints are active."""

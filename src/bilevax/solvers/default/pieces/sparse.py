@@ -71,6 +71,7 @@ class SparsePieces:
 
     resolution = EXACT.sparse_resolution
     lands_anywhere = False
+    large = False  # there is one descent
     descends = True
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, central: CentralLower):

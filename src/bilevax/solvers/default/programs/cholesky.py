@@ -9,10 +9,12 @@ from bilevax._support import clock
 from bilevax._support.division import positive
 
 
-def factorise(matrix: np.ndarray) -> np.ndarray:
+def factorise(matrix: np.ndarray, overwrite: bool = False) -> np.ndarray:
     """Return the Cholesky factor; a `LinAlgError` where the matrix is not positive definite."""
     clock.check()
-    factor, failed = lapack.dpotrf(matrix.T, clean=0)  # its own transpose, in the order in which LAPACK reads it
+    factor, failed = lapack.dpotrf(
+        matrix.T, clean=0, overwrite_a=overwrite
+    )  # its own transpose, in the order in which LAPACK reads it
     if failed:
         raise np.linalg.LinAlgError("the matrix is not positive definite")
     return factor
@@ -47,7 +49,7 @@ def factorise_nearly(matrix: np.ndarray) -> np.ndarray:
     lift = 1e-14 * positive(float(np.abs(np.diag(matrix)).max(initial=1.0)))
     for _ in range(12):
         try:
-            return factorise(lifted(matrix, lift))
+            return factorise(lifted(matrix, lift), overwrite=True)
         except np.linalg.LinAlgError:
             lift *= 10
     raise np.linalg.LinAlgError("the matrix is far from positive semidefinite")

@@ -59,7 +59,7 @@ def solve_complementarity(
     if len(free) == 0:
         return np.zeros(0), np.zeros(0, bool)
     size = 1 + np.abs(free).max()
-    answer = pivot(compliance, free, inequality, active, size) if _fits(compliance, active) else None
+    answer = _pivot(compliance, free, inequality, active, size) if _fits(compliance, active) else None
     return _one_by_one(compliance, free, inequality, active, size) if answer is None else answer
 
 
@@ -146,13 +146,9 @@ def independent_rows(compliance: AnyCompliance, rows: np.ndarray, kept: int = 0)
     return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
 
-def pivot(
+def _pivot(
     compliance: AnyCompliance, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Solve as `solve_complementarity` does, by the primal-dual active-set method alone; None where it cycles.
-
-    ``size`` is what values are compared with.
-    """
     stiffness = np.where(compliance.diagonal() > 1e-12, 1 / np.maximum(compliance.diagonal(), 1e-12), 1.0)
     seen = set()
 

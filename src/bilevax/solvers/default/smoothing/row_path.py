@@ -29,7 +29,8 @@ class RowPath(CentralPath):
         self._gradient = space.gradient(*lower.flat.gradients("upper", around.x, around.y))
         self._free = -around.slack + space.compliance @ around.multiplier  # the constraints' values without multipliers
         self._rounding = ALGEBRA.rounding * float(space.compliance.diagonal().max())
-        self._system = np.empty(space.compliance.shape, order="F")  # the same memory for all factors
+        # The same memory for all factors, and of what the last one is.
+        self._system, self._given = np.empty(space.compliance.shape, order="F"), np.zeros(0)
 
     def _evaluate(self, x: np.ndarray, smoothing: Barrier, warm: CentralPoint) -> SmoothPoint | None:
         lower, space, around = self.lower, self._space, self._around
@@ -61,12 +62,17 @@ class RowPath(CentralPath):
         return SmoothPoint(x, y, positive, value, gradient, smoothing, SmoothState(central, None, sensitivity))
 
     def _solver(self, give: np.ndarray) -> functools.partial:
-        """Return what solves with the compliance and what the constraints give; until it is asked for again."""
-        clock.check()
+        """Return what solves with the compliance and what the constraints give; until it is asked for another."""
         system = self._system
+        if np.array_equal(give, self._given):  # the first step from the point that was central last
+            return functools.partial(solve_factored, system)
+        clock.check()
+        self._given = np.zeros(0)
         np.copyto(system, self._space.compliance.T)
         system.T.ravel()[:: len(system) + 1] += give + self._rounding
         factor, failed = lapack.dpotrf(system, clean=0, overwrite_a=True)
         if failed:
             raise FloatingPointError("the compliance is not positive definite")
-        return functools.partial(solve_factored, factor)
+        assert factor is system
+        self._given = give
+        return functools.partial(solve_factored, system)
