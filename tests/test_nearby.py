@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from bilevax.convex import full_systems
+from bilevax.convex import curvature
 from bilevax.convex.full_systems import FullSystems
 from bilevax.convex.minimise import minimise, solution_at
 from bilevax.convex.nearby import Nearby
@@ -101,8 +101,8 @@ def test_a_full_hessian_is_factorised_once_whatever_rows_are_held(monkeypatch):
     systems = FullSystems(rows)
     right = random.standard_normal(size)
     factorised = []
-    factorise = full_systems.own_units
-    monkeypatch.setattr(full_systems, "own_units", lambda matrix: factorised.append(matrix) or factorise(matrix))
+    factorise = curvature.own_units
+    monkeypatch.setattr(curvature, "own_units", lambda matrix: factorised.append(matrix) or factorise(matrix))
     for held in (np.arange(0), np.arange(5), np.arange(3, 40)):
         side = random.standard_normal(held.size)
         answer = systems.solve(hessian, held, right, side)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax.problems.quadratic import random_quadratic
+from bilevax.problems.quadratic import quadratic_problem
 from comparisons.instance import Instance, QuadraticLower, Rows
 
 
@@ -95,7 +95,7 @@ def draw(family: Family, seed: int) -> Instance:
 def dense(n: int, seed: int = 0) -> Instance:
     """Return a dense problem of the library's own family: n / 2 and n variables, n / 2 coupled rows, condition 100."""
     n_x, n_y, n_rows = n // 2, n, n // 2
-    problem, _ = random_quadratic(n_x, n_y, n_rows, upper="quadratic", condition=100.0, with_theta_bar=False, seed=seed)
+    problem = quadratic_problem(n_x, n_y, n_rows, upper="quadratic", condition=100.0, seed=seed)
     x0, y0 = np.random.default_rng(seed).standard_normal(n_x), np.zeros(n_y)
     coupling = problem.coupling[0]
     B, A, _ = coupling.matrices(x0, y0, None)

@@ -29,6 +29,7 @@ _CASES = (
     ("dense", (500,), None),
     ("dense", (1000,), None),
     ("dense", (2000,), 10.0),
+    ("dense", (5000,), None),
     ("chain", (10_000,), None),
     ("chain", (50_000,), None),
     ("chain", (330_000,), None),

@@ -8,41 +8,8 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sparse
 
-from bilevax._support.memory import remembered
-from bilevax.convex.curvature import as_array, nearly_full, own_units
-from bilevax.convex.settings import DENSE, RANK
-
-
-class FullHessian:
-    """A full, positive definite Hessian as an array, and its factor ``L L'`` for variables in their own units."""
-
-    def __init__(self, array: np.ndarray, unit: np.ndarray, factor: np.ndarray):
-        self.array, self.unit, self._factor = array, unit, factor
-
-    def half(self, right: np.ndarray) -> np.ndarray:
-        """Apply L^-1, with right sides in the problem's units."""
-        return self._lower((right.T * self.unit).T)
-
-    def whole(self, half: np.ndarray) -> np.ndarray:
-        """Apply L'^-1; the result is in the problem's units."""
-        return (self._lower(half, transposed=True).T * self.unit).T
-
-    def _lower(self, right: np.ndarray, transposed: bool = False) -> np.ndarray:
-        return scipy.linalg.solve_triangular(
-            self._factor, right, trans=1 if transposed else 0, lower=True, check_finite=False
-        )
-
-
-@remembered
-def full_hessian(hessian: sparse.csc_matrix) -> FullHessian | None:
-    """The Hessian as an array with its factor; None where it is small, sparse, or not positive definite."""
-    if not (hessian.shape[0] > DENSE.systems and nearly_full(hessian)):
-        return None
-    unit, array = own_units(hessian), as_array(hessian)
-    scaled = array * unit
-    scaled *= unit[:, None]
-    factor, failed = scipy.linalg.lapack.dpotrf(scaled.T, lower=True, overwrite_a=True)
-    return None if failed else FullHessian(array, unit, factor)
+from bilevax.convex.curvature import FullHessian, full_hessian
+from bilevax.convex.settings import RANK
 
 
 class FullSystems:

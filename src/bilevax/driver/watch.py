@@ -12,6 +12,8 @@ from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits
 
 _EVERY = 0.1  # seconds between two live lines
+_GRACE = 0.9  # seconds after the end of the time limit that a certificate may take,
+_LEAST = 0.5  # and that it has in any case, where the search came late
 
 
 class Progress(NamedTuple):
@@ -52,13 +54,13 @@ class Watch:
 
     @property
     def last_call(self) -> float:
-        """When a certificate that begins now has to end: ``grace`` after the search's end, or after now if later."""
-        return max(self.ends, time.monotonic()) + self.grace
+        """When a certificate that begins now has to end: ``grace`` after the search should have, or soon after now."""
+        return max(self.ends + self.grace, time.monotonic() + _LEAST)
 
     @property
     def grace(self) -> float:
-        """Seconds for what comes after the search: a tenth of the time limit, at least one."""
-        return max(1.0, 0.1 * (self.limits.time_limit or 0.0))
+        """Seconds for what comes after the search, so that a limit is kept within a second."""
+        return _GRACE
 
     @property
     def attentive(self) -> bool:

@@ -9,7 +9,8 @@ from scipy.linalg import lapack
 
 from bilevax._support import clock
 from bilevax._support.division import positive
-from bilevax.convex.full_systems import FullSystems, full_hessian
+from bilevax.convex.curvature import full_hessian
+from bilevax.convex.full_systems import FullSystems
 from bilevax.convex.problem import ConvexSolution
 from bilevax.exact.lower import constraints_at
 from bilevax.exact.settings import EXACT_SETTINGS

@@ -8,8 +8,8 @@ from scipy.linalg import lapack
 
 from bilevax._support import clock
 from bilevax._support.division import positive
-from bilevax.convex.curvature import own_units
-from bilevax.convex.full_systems import FullSystems, full_hessian
+from bilevax.convex.curvature import full_hessian, own_units
+from bilevax.convex.full_systems import FullSystems
 from bilevax.convex.problem import ConvexSolution
 from bilevax.convex.saddle_point import symmetric_factor
 from bilevax.exact.settings import EXACT_SETTINGS

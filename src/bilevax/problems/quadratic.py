@@ -65,6 +65,38 @@ def random_quadratic(
     seed
         Of the random numbers.
     """
+    problem = quadratic_problem(n_x, n_y, n_rows, coupled, upper, condition, row_condition, n_equalities, box, seed)
+    rows, (hessian, mixed, weights) = problem.coupling[0], (problem.data[key] for key in ("H", "C", "w"))
+    assert isinstance(rows, LinearCoupling)
+    matrix_b, matrix_a = (part.toarray() for part in rows.matrices(np.zeros(n_x), np.zeros(n_y), None)[:2])
+    singular = np.linalg.svd(matrix_a, compute_uv=False)
+    joint = np.block([[np.zeros((n_x, n_x)), mixed.T], [mixed, hessian]])
+    constants = TheoryConstants(
+        mu_g=1.0,
+        l_g1=float(np.linalg.norm(joint, 2)),
+        l_f1=1.0,
+        sigma_max_a=float(singular[0]),
+        sigma_min_a=float(singular[-1]) if n_rows <= n_y else 0.0,
+        sigma_max_b=float(np.linalg.norm(matrix_b, 2)) if coupled else 0.0,
+        theta_bar=theta_bar(problem, np.zeros(n_x), np.zeros(n_y)) if with_theta_bar else None,
+        l_f0=None if upper == "quadratic" else float(np.linalg.norm(weights)),
+    )
+    return RandomQuadratic(problem, constants)
+
+
+def quadratic_problem(
+    n_x: int,
+    n_y: int,
+    n_rows: int,
+    coupled: bool = True,
+    upper: Upper = "lipschitz",
+    condition: float = 4.0,
+    row_condition: float = 2.0,
+    n_equalities: int = 0,
+    box: float | None = None,
+    seed: int = 0,
+) -> BilevelProblem:
+    """Return the problem of `random_quadratic` alone: of a large one the constants take longer than its solution."""
     _check_sizes(n_x, n_y, n_rows, n_equalities, coupled, upper)
     random = np.random.default_rng(seed)
     hessian = _with_spectrum(random, n_y, n_y, np.sqrt(condition))
@@ -81,7 +113,7 @@ def random_quadratic(
     bound = matrix_a @ inside + slack
     weights = random.uniform(0.3, 1.0, n_x + n_y)
     weights[0] = 1.0
-    problem = BilevelProblem(
+    return BilevelProblem(
         _UPPER[upper],
         _lower,
         LinearCoupling(matrix_a, matrix_b, np.where(slack == 0.0, bound, -np.inf), bound),
@@ -95,19 +127,6 @@ def random_quadratic(
             "w": weights,
         },
     )
-    singular = np.linalg.svd(matrix_a, compute_uv=False)
-    joint = np.block([[np.zeros((n_x, n_x)), mixed.T], [mixed, hessian]])
-    constants = TheoryConstants(
-        mu_g=1.0,
-        l_g1=float(np.linalg.norm(joint, 2)),
-        l_f1=1.0,
-        sigma_max_a=float(singular[0]),
-        sigma_min_a=float(singular[-1]) if n_rows <= n_y else 0.0,
-        sigma_max_b=0.0 if matrix_b is None else float(np.linalg.norm(matrix_b, 2)),
-        theta_bar=theta_bar(problem, np.zeros(n_x), np.zeros(n_y)) if with_theta_bar else None,
-        l_f0=None if upper == "quadratic" else float(np.linalg.norm(weights)),
-    )
-    return RandomQuadratic(problem, constants)
 
 
 def _check_sizes(n_x: int, n_y: int, n_rows: int, n_equalities: int, coupled: bool, upper: Upper) -> None:

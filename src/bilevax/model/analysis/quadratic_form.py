@@ -16,6 +16,9 @@ from bilevax._support import clock
 from bilevax.model.analysis.jets.components import Unsupported
 from bilevax.model.analysis.program import Op, Program
 
+_BLOCK = 256  # rows and columns of a matrix that are looked at together
+_WORK = 4_000_000_000  # products after which the clock is looked at
+
 
 @dataclasses.dataclass(frozen=True)
 class _Picked:
@@ -123,7 +126,18 @@ def _derivatives(result: _Value, size: int) -> tuple[np.ndarray, np.ndarray]:
                 clock.check()
                 _add_product(half, weights, p, q)
     clock.check()
-    return gradient, half + half.T
+    _add_transpose(half)
+    return gradient, half
+
+
+def _add_transpose(half: np.ndarray) -> None:
+    """Add its own transpose to a matrix, block by block: as long as both blocks are in the cache."""
+    starts = range(0, len(half), _BLOCK)
+    for i in starts:
+        for j in starts[: i // _BLOCK + 1]:
+            lower, upper = half[i : i + _BLOCK, j : j + _BLOCK], half[j : j + _BLOCK, i : i + _BLOCK]
+            both = lower + upper.T
+            lower[:], upper[:] = both, both.T
 
 
 def _add_linear(gradient: np.ndarray, part: _Picked | _Full, weights: np.ndarray) -> None:
@@ -159,19 +173,23 @@ def _add_product(half: np.ndarray, weights: np.ndarray, p: _Picked | _Full, q: _
         first, second = (part.matrix[rows.start - part.rows.start : rows.stop - part.rows.start] for part in (p, q))
         by = weights[rows]
         if p.matrix is q.matrix and (np.all(by >= 0) or np.all(by <= 0)):
-            _add_square(half, p.columns, np.sqrt(np.abs(by))[:, None] * first, 1.0 if np.all(by >= 0) else -1.0)
+            _add_square(half, p.columns, np.sqrt(np.abs(by)), first, 1.0 if np.all(by >= 0) else -1.0)
         else:
             half[p.columns, q.columns] += first.T @ (by[:, None] * second)
 
 
-def _add_square(half: np.ndarray, columns: slice, root: np.ndarray, sign: float) -> None:
-    """Add ``sign root' root``: half the work of a product."""
-    if columns != slice(0, len(half)):
-        half[columns, columns] += sign * (root.T @ root)
-        return
-    # One triangle alone, twice, which symmetry makes whole again.
-    blas.dsyrk(2 * sign, root.T, beta=1.0, c=half.T, overwrite_c=1)
-    half.ravel()[:: len(half) + 1] -= sign * np.einsum("ij,ij->j", root, root)
+def _add_square(half: np.ndarray, columns: slice, roots: np.ndarray, matrix: np.ndarray, sign: float) -> None:
+    """Add ``sign (roots matrix)' (roots matrix)``: half the work of a product, some rows at a time."""
+    count = max(_BLOCK, _WORK // matrix.shape[1] ** 2)
+    for first in range(0, len(matrix), count):
+        clock.check()
+        root = roots[first : first + count, None] * matrix[first : first + count]
+        if columns != slice(0, len(half)):
+            half[columns, columns] += sign * (root.T @ root)
+            continue
+        # One triangle alone, twice, which symmetry makes whole again.
+        blas.dsyrk(2 * sign, root.T, beta=1.0, c=half.T, overwrite_c=1)
+        half.ravel()[:: len(half) + 1] -= sign * np.einsum("ij,ij->j", root, root)
 
 
 def _as_value(operand: Any) -> _Value:

@@ -32,6 +32,12 @@ class RowPath(CentralPath):
         # The same memory for all factors, and of what the last one is.
         self._system, self._given = np.empty(space.compliance.shape, order="F"), np.zeros(0)
 
+    def evaluate(self, x: np.ndarray, smoothing: Barrier, warm: SmoothPoint) -> SmoothPoint | None:
+        """Return the smoothed point at x, started from a near one, which may be the point itself."""
+        if x is warm.x and smoothing == warm.smoothing:
+            return warm
+        return super().evaluate(x, smoothing, warm)
+
     def _evaluate(self, x: np.ndarray, smoothing: Barrier, warm: CentralPoint) -> SmoothPoint | None:
         lower, space, around = self.lower, self._space, self._around
         rows, soft, equal = lower.rows, smoothing.softness * lower.soft, lower.rows.equalities
