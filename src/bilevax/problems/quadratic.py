@@ -12,6 +12,7 @@ from bilevax.model.sets import Box
 from bilevax.paper.constants import TheoryConstants, theta_bar
 
 Upper = Literal["lipschitz", "nonconvex", "quadratic"]
+_LARGE = 2000  # variables or rows beyond which decompositions are avoided
 
 
 class RandomQuadratic(NamedTuple):
@@ -101,14 +102,15 @@ def quadratic_problem(
     random = np.random.default_rng(seed)
     hessian = _with_spectrum(random, n_y, n_y, np.sqrt(condition))
     hessian = hessian @ hessian.T
-    hessian /= np.linalg.eigvalsh(hessian)[0]
+    if n_y <= _LARGE:  # else the smallest eigenvalue is 1 up to rounding, and would take longer than all the rest
+        hessian /= np.linalg.eigvalsh(hessian)[0]
     mixed = random.standard_normal((n_y, n_x)) / np.sqrt(n_x)
     matrix_a = _with_spectrum(random, n_rows, n_y, row_condition)
     matrix_b = random.standard_normal((n_rows, n_x)) / np.sqrt(n_x) if coupled else None
     inside = np.clip(random.standard_normal(n_y), -0.5, 0.5) * (1.0 if box is None else box)
     # The unconstrained minimiser at x = 0 is put beyond half of the rows, so that those are active.
     side = np.where(np.arange(n_rows) % 2 == 0, 1.0, -1.0)
-    target = inside + np.linalg.pinv(matrix_a) @ (2.0 * side)
+    target = inside + _least_norm(matrix_a, 2.0 * side)
     slack = np.where(np.arange(n_rows) < n_equalities, 0.0, random.uniform(0.2, 0.6, n_rows))
     bound = matrix_a @ inside + slack
     weights = random.uniform(0.3, 1.0, n_x + n_y)
@@ -165,6 +167,13 @@ _UPPER = {"lipschitz": _lipschitz, "nonconvex": _nonconvex, "quadratic": _quadra
 
 def _lower(x: Array, y: Array, data: PyTree) -> Float[Array, ""]:
     return 0.5 * y @ data["H"] @ y + y @ (data["C"] @ x + data["c"])
+
+
+def _least_norm(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the shortest solution of a system with independent rows, or the best of one with more rows than that."""
+    if len(matrix) <= _LARGE or len(matrix) > matrix.shape[1]:
+        return np.linalg.pinv(matrix) @ right
+    return matrix.T @ np.linalg.solve(matrix @ matrix.T, right)
 
 
 def _orthogonal(random: np.random.Generator, size: int) -> np.ndarray:

@@ -266,7 +266,7 @@ class NetworkDesign(Network):
         starts
             Searches with different links open; the best design is judged, and the next ones as long as none is proven.
         time_limit
-            Seconds of the search. Certificate and prices take at most a tenth of that more, a second at least.
+            Seconds of the search. Certificate and prices take at most a second more.
         progress
             Whether to show a live line, on standard error; by default only where that is a terminal.
         rtol
