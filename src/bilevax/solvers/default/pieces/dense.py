@@ -16,10 +16,11 @@ from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.lower.active_set import DenseLower
 from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra, Expansion
 from bilevax.solvers.default.lower.domain import Domain, find_domain
+from bilevax.solvers.default.lower.row_space import RowSpace
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.pieces.descent import Step
 from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
-from bilevax.solvers.default.pieces.row_steps import RowSteps
+from bilevax.solvers.default.pieces.row_steps import RowSteps, row_steps
 from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.cholesky import refined_solver
 from bilevax.solvers.default.programs.complementarity import independent_rows
@@ -65,7 +66,7 @@ class DensePieces:
         self.descends = max(flat.n_x, algebra.rows.count) <= SIZES.largest_dense
         self._expanded: tuple[ExactPoint, Expansion] | None = None
         self._in_rows: tuple[Expansion, sp.csc_matrix, np.ndarray] | None = None
-        self._row_steps: RowSteps | None = None
+        self._row_steps: tuple[RowSpace, RowSteps | None] | None = None
 
     def evaluate(self, x: np.ndarray, y: np.ndarray, active: np.ndarray | None = None) -> ExactPoint | None:
         """Return the exact point at x, or None where the lower level is infeasible."""
@@ -140,9 +141,9 @@ class DensePieces:
         space = None if bounded else self.algebra.space()
         if space is None:
             return None
-        if self._row_steps is None or self._row_steps.space is not space:
-            self._row_steps = RowSteps(space)
-        return self._row_steps if self._row_steps.works else None
+        if self._row_steps is None or self._row_steps[0] is not space:
+            self._row_steps = space, row_steps(space)
+        return self._row_steps[1]
 
     def in_rows(self, expansion: Expansion, matrix: sp.csc_matrix) -> np.ndarray:
         """Return ``T' matrix T`` where ``T (d, multiplier)`` is the change of (x, y); the last one is remembered."""

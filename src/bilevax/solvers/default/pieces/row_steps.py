@@ -52,19 +52,10 @@ class _Pushes:
 
 
 class RowSteps:
-    """Programs of the pieces; ``works`` tells whether f is curved along all of x and the multipliers."""
+    """Programs of the pieces, by the Cholesky ``factor`` of f's Hessian in x and the multipliers."""
 
-    def __init__(self, space: RowSpace):
-        self.space = space
-        try:
-            self._factor = factorise(space.hessian)
-        except np.linalg.LinAlgError:
-            self._factor = None
-
-    @property
-    def works(self) -> bool:
-        """Whether f is strictly convex in x and the multipliers."""
-        return self._factor is not None
+    def __init__(self, space: RowSpace, factor: np.ndarray):
+        self.space, self._factor = space, factor
 
     @functools.cached_property
     def _compliance(self) -> np.ndarray:
@@ -157,3 +148,11 @@ class RowSteps:
         """Return by how much the constraints' values change."""
         n_x = self.space.n_x
         return self.space.slope @ step[:n_x] - self.space.compliance @ step[n_x:]
+
+
+def row_steps(space: RowSpace) -> RowSteps | None:
+    """Return the programs of a problem's pieces; None unless f is strictly convex in x and the multipliers."""
+    try:
+        return RowSteps(space, factorise(space.hessian))
+    except np.linalg.LinAlgError:
+        return None
