@@ -39,7 +39,7 @@ _CASES = (
 )
 _MEMORY = {"svm": 5.0, "chain": 10.0, "grid": 10.0}  # times the data, of the largest size
 _STEEPEST = {"chain": 1.2, "grid": 1.2}  # exponent of the growth
-_LIMIT = 600.0
+_LIMIT = 1800.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
