@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +45,7 @@ def _flat(n_equalities: int = 0) -> FlatProblem:
     return FlatProblem(_problem(n_equalities), np.zeros(_N_X), np.zeros(_N_Y))
 
 
-def _search(n_equalities: int = 0):
+def _search(n_equalities: int = 0) -> tuple[Any, np.ndarray, np.ndarray]:
     flat = _flat(n_equalities)
     x, y = np.random.default_rng(0).standard_normal(_N_X), np.zeros(_N_Y)
     return densely(flat, UpperSet(flat.x_rows), x, y, Diary()), x, y
@@ -103,9 +104,9 @@ def test_the_smoothed_objective_is_that_of_the_central_path(monkeypatch):
         monkeypatch.setattr(module, "CENTRAL", dataclasses.replace(CENTRAL, products=1e-9))
     direct, x, y = _search()
     start = direct.pieces.evaluate(x, y)
-    path = direct.path(start)
+    path: Any = direct.path(start)
     assert isinstance(path, RowPath)
-    plain = CentralPath(path.lower, path.start, path.first)
+    plain: Any = CentralPath(path.lower, path.start, path.first)
     one, other = path.begin(), plain.begin()
     nearby = x + 0.01 * np.random.default_rng(5).standard_normal(_N_X)
     for a, b in (
@@ -121,9 +122,9 @@ def test_the_smoothed_objective_is_that_of_the_central_path(monkeypatch):
 def test_the_relaxation_of_a_large_quadratic_is_found_in_one_step(monkeypatch):
     flat = _flat()
     x, y = np.zeros(_N_X), np.zeros(_N_Y)
-    found = high_point._of_large_quadratic(flat, x, y)
+    found: Any = high_point._of_large_quadratic(flat, x, y)
     monkeypatch.setattr(high_point, "_of_large_quadratic", lambda *arguments: None)
-    expected = high_point.high_point_relaxation(flat, x, y)
+    expected: Any = high_point.high_point_relaxation(flat, x, y)
     assert found.bound
     assert expected.bound
     assert found.value == pytest.approx(expected.value, rel=1e-10)
@@ -154,7 +155,9 @@ def test_kkt_systems_share_the_factor_of_a_full_hessian(monkeypatch):
     right = random.standard_normal((240, 3))
     monkeypatch.setattr(sensitivity, "_full_system", None)  # no other way is taken
     whole = np.block([[hessian.toarray(), rows.toarray().T], [rows.toarray(), np.zeros((40, 40))]])
-    np.testing.assert_allclose(solve_kkt(hessian, rows, right), np.linalg.solve(whole, right), rtol=1e-8, atol=1e-10)
+    found = solve_kkt(hessian, rows, right)
+    assert found is not None
+    np.testing.assert_allclose(found, np.linalg.solve(whole, right), rtol=1e-8, atol=1e-10)
     monkeypatch.undo()
     twice = sp.csr_matrix(sp.vstack([rows, rows[:1]]))  # dependent rows need another
     assert solve_kkt(hessian, twice, np.append(right[:, 0], right[200, 0])) is not None

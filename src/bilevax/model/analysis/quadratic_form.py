@@ -42,7 +42,7 @@ class _Picked:
         if whole:
             return _Full(slice(0, len(matrix)), slice(first, last), part)
         out = np.zeros((len(matrix), last - first))
-        np.add.at(out, (slice(None), self.columns - first), part)
+        np.add.at(out.T, self.columns - first, part.T)
         return _Full(slice(0, len(matrix)), slice(first, last), out)
 
 
@@ -153,20 +153,11 @@ def _add_product(half: np.ndarray, weights: np.ndarray, p: _Picked | _Full, q: _
     if isinstance(p, _Picked) and isinstance(q, _Picked):
         _, own, its = np.intersect1d(p.rows, q.rows, assume_unique=True, return_indices=True)
         np.add.at(half, (p.columns[own], q.columns[its]), weights[p.rows[own]] * p.factors[own] * q.factors[its])
-    elif isinstance(p, _Picked):
-        inside = (p.rows >= q.rows.start) & (p.rows < q.rows.stop)
-        rows, columns = p.rows[inside], p.columns[inside]
-        factors = weights[rows] * p.factors[inside]
-        ordered = len(rows) == len(q.matrix) and np.all(np.diff(rows) == 1)
-        matrix = q.matrix if ordered else q.matrix[rows - q.rows.start]
-        matrix = matrix if np.all(factors == 1.0) else factors[:, None] * matrix
-        if len(columns) and np.all(np.diff(columns) == 1):
-            half[columns[0] : columns[-1] + 1, q.columns] += matrix
-        else:
-            np.add.at(half, (columns, q.columns), matrix)
-    elif isinstance(q, _Picked):
-        _add_product(half, weights, q, p)
-    else:
+    elif isinstance(p, _Picked) and isinstance(q, _Full):
+        _add_rows(half, weights, p, q)
+    elif isinstance(p, _Full) and isinstance(q, _Picked):
+        _add_rows(half, weights, q, p)
+    elif isinstance(p, _Full) and isinstance(q, _Full):
         rows = slice(max(p.rows.start, q.rows.start), min(p.rows.stop, q.rows.stop))
         if rows.stop <= rows.start:
             return
@@ -176,6 +167,20 @@ def _add_product(half: np.ndarray, weights: np.ndarray, p: _Picked | _Full, q: _
             _add_square(half, p.columns, np.sqrt(np.abs(by)), first, 1.0 if np.all(by >= 0) else -1.0)
         else:
             half[p.columns, q.columns] += first.T @ (by[:, None] * second)
+
+
+def _add_rows(half: np.ndarray, weights: np.ndarray, p: _Picked, q: _Full) -> None:
+    """Add the product of single variables and a matrix: its rows."""
+    inside = (p.rows >= q.rows.start) & (p.rows < q.rows.stop)
+    rows, columns = p.rows[inside], p.columns[inside]
+    factors = weights[rows] * p.factors[inside]
+    ordered = len(rows) == len(q.matrix) and np.all(np.diff(rows) == 1)
+    matrix = q.matrix if ordered else q.matrix[rows - q.rows.start]
+    matrix = matrix if np.all(factors == 1.0) else factors[:, None] * matrix
+    if len(columns) and np.all(np.diff(columns) == 1):
+        half[columns[0] : columns[-1] + 1, q.columns] += matrix
+    else:
+        np.add.at(half[:, q.columns], columns, matrix)
 
 
 def _add_square(half: np.ndarray, columns: slice, roots: np.ndarray, matrix: np.ndarray, sign: float) -> None:

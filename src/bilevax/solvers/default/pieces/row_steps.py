@@ -97,6 +97,7 @@ class RowSteps:
         if pushes is None:
             return None
         push, held[pushes.met[pushes.active]] = pushes.push, True
+        step, off = free, np.inf
         for _ in range(2):  # the second time for what rounding has left: without conditions the step may be a long one
             pushed = push[:count]
             pull = gradient + np.concatenate([space.slope.T @ pushed, -space.compliance @ pushed - push[count:]])
