@@ -10,6 +10,7 @@ from bilevax._support.precision import float64
 from bilevax.certificate.stationarity.multipliers import MultiplierSet
 from bilevax.certificate.stationarity.pieces import _has_interior, _program_has_interior
 from bilevax.exact.active_rows import ActiveRows
+from bilevax.exact.lower import constraints_at, objective_at
 from bilevax.exact.phi import Surroundings, evaluate
 from bilevax.model import compressed_rows
 from bilevax.model.flat import FlatProblem
@@ -124,3 +125,40 @@ def test_vertices_tell_of_multipliers_what_linear_programs_do(seed):
     assert not np.any(sampled[1] & ~found[1])  # programs look at samples of the faces only
     for row in np.flatnonzero(~active.equality):
         assert by_vertices.can_vanish(np.array([row])) == by_programs.can_vanish(np.array([row]))
+
+
+@pytest.mark.slow
+def test_answers_around_a_point_by_joint_newton_are_those_of_exact_solves():
+    random = np.random.default_rng(0)
+    n_x, n_y = 60, 4
+    data = {"T": random.normal(size=(n_x, n_y))}
+    problem = bx.BilevelProblem(
+        lambda x, y, d: jnp.sum((y - 1) ** 2) + x @ x,
+        lambda x, y, d: jnp.sum(x * jnp.logaddexp(0.0, d["T"] @ y)) + 0.5 * y @ y,
+        bx.LinearCoupling(A=np.ones((1, n_y)), B=np.full((1, n_x), -1 / n_x), lower=0.0),
+        x_set=bx.Box(0.0, 1.0),
+        y_set=bx.Box(-0.1, 5.0),
+        data=data,
+    )
+    with float64():
+        x = np.full(n_x, 0.5)
+        flat = FlatProblem(problem, *validate(problem, x)[:2])
+        lower = evaluate(flat, x).lower
+        assert np.count_nonzero(lower.multipliers) == 2  # the row and a bound
+        around = Surroundings(flat, x, lower)
+        points = [x + distance * random.normal(size=n_x) for distance in (1e-6, 1e-3, 1e-2) for _ in range(6)]
+        around.expect(points)
+        found = [around._expected[point.tobytes()] for point in points]
+        assert sum(answer is not None for answer in found) >= 12  # where other rows are active there is none
+        for point, answer in zip(points, found, strict=True):
+            exact = evaluate(flat, point).lower
+            near = around.evaluate(point).lower
+            np.testing.assert_allclose(near.y, exact.y, atol=1e-9)
+            if answer is not None:
+                assert near is answer
+                assert near.unique
+                np.testing.assert_allclose(near.multipliers, exact.multipliers, atol=1e-8)
+        # A point that is not a minimiser is refused, however it was found.
+        rows = constraints_at(flat, points[0])
+        wrong = lower.y + 1e-6
+        assert around._nearby.verified(objective_at(flat, points[0]), rows, wrong, lower.multipliers) is None

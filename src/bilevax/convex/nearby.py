@@ -9,7 +9,7 @@ import numpy as np
 
 from bilevax.convex.active_set import follow
 from bilevax.convex.minimise import minimise, solution_at
-from bilevax.convex.optimality import Local, Rows, scaled_rows
+from bilevax.convex.optimality import Local, Point, Rows, measure, scaled_rows
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.convex.settings import NEWTON
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
@@ -38,9 +38,31 @@ class Nearby:
             return None
         multipliers = known.multipliers[rows.kept] * rows.norms
         point = follow(rows, at, multipliers, known.ball_multipliers, tolerance)
+        return self._accepted(constraints, rows, point, tolerance)
+
+    @np.errstate(all="ignore")
+    def verified(
+        self,
+        objective: Objective,
+        constraints: Constraints,
+        y: np.ndarray,
+        multipliers: np.ndarray,
+        tolerance: float = CONVEX_TOLERANCES.optimality,
+    ) -> ConvexSolution | None:
+        """Return a point that was found elsewhere as the minimiser it has to be; None if it is not as good as others.
+
+        The problem has the same rows, whose sides may be others, and no balls.
+        """
+        if (rows := self._at(constraints)) is None:
+            return None
+        point = measure(Local(objective, y), rows, multipliers[rows.kept] * rows.norms, np.zeros(0))
+        return self._accepted(constraints, rows, point, tolerance)
+
+    def _accepted(self, constraints: Constraints, rows: Rows, point: Point, tolerance: float) -> ConvexSolution | None:
+        """Return a point as the solution if it satisfies the optimality conditions well enough."""
         if not (point.error <= NEWTON.settled * tolerance and point.at.finite):
             return None
-        found = solution_at(constraints, rows, known.y, point, Outcome.OPTIMAL, 0)
+        found = solution_at(constraints, rows, self.solution.y, point, Outcome.OPTIMAL, 0)
         return found if found.sharp else None
 
     def _at(self, constraints: Constraints) -> Rows | None:

@@ -27,6 +27,7 @@ from bilevax.convex.nearby import Nearby
 from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outcome
 from bilevax.exact.curved import solve_curved
 from bilevax.exact.face import extreme
+from bilevax.exact.joint_newton import joint_newton, suits_joint_newton
 from bilevax.exact.lower import constraints_at, in_user_units, objective_at, solve_flat
 from bilevax.exact.response import responses
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -149,9 +150,15 @@ class Surroundings:
 
     def expect(self, points: list[np.ndarray]) -> None:
         """Prepare for the evaluation at these points: all at once take less than one after the other."""
-        if self._responses is not None and points:
+        if not points:
+            return
+        if self._responses is not None:
             answers = self._responses.at(np.array(points))
-            self._expected = {point.tobytes(): answer for point, answer in zip(points, answers, strict=True)}
+        elif suits_joint_newton(self._flat, self._lower):
+            answers = joint_newton(self._flat, self._nearby, points)
+        else:
+            return
+        self._expected = {point.tobytes(): answer for point, answer in zip(points, answers, strict=True)}
 
     def evaluate(self, x: np.ndarray) -> Phi:
         """Evaluate Phi at another x."""

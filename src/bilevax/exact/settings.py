@@ -45,6 +45,13 @@ class ExactSettings:
     # on the way to one.
     most_pieces: int = 8
     most_changes: int = 8
+    # Where g is no quadratic, Newton's method runs on all points around x at once, by a program compiled for it: up to
+    # so many entries of y, and from so many of x on, since the program of a small problem would take longer than it
+    # saves. Its steps, and the length, relative, of one that needs none after it.
+    joint_most_y: int = 300
+    joint_fewest_x: int = 50
+    joint_steps: int = 6
+    joint_last_step: float = 1e-9
 
 
 EXACT_SETTINGS = ExactSettings()

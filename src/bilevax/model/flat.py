@@ -22,7 +22,7 @@ from bilevax._support.precision import float64
 from bilevax.model.analysis import FunctionProperties
 from bilevax.model.compressed_rows import on_top, scaled
 from bilevax.model.constants import lower_constants, upper_constants
-from bilevax.model.kernels import Kernels, compiled, evaluation, padded
+from bilevax.model.kernels import Kernels, compiled, evaluation, in_chunks, padded
 from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_jointly
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
 from bilevax.model.problem import BilevelProblem, Level, Variable, place
@@ -226,6 +226,14 @@ class FlatProblem:
             return constants.hessian if by == "y" else constants.mixed
         transposed = self.products(level, by, of, x, y)
         return self._pattern(level, of, by).evaluate(self.products(level, of, by, x, y), transposed=transposed)
+
+    def lower_at_each(self, points_x: np.ndarray, points_y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return g, its gradient and its second derivative in y at several points, one a row of each array."""
+        unit, scale = self.scales.lower, self.scales.y
+        with evaluation():
+            found = in_chunks(self._kernels.lower_at_each, self._numbers, *self._user(points_x, points_y))
+        value, gradient, hessian = found
+        return unit * value, unit * scale * gradient, unit * scale[:, None] * scale * hessian
 
     def lower_derivatives(self, x: np.ndarray, y: np.ndarray, proven: bool = True) -> LowerDerivatives:
         """Return what `gradients` and `hessian` tell of g at (x, y): in one evaluation where g is quadratic.

@@ -22,6 +22,7 @@ from bilevax._support.precision import float64
 from bilevax.model.problem import BilevelProblem, Level, Variable
 
 _BATCH = 64  # directions that are multiplied at once
+_POINTS = 16  # points at which g is evaluated by one call
 
 
 class Kernels(NamedTuple):
@@ -37,6 +38,8 @@ class Kernels(NamedTuple):
         A second derivative of f or g (rows for one variable, columns for the other) times each direction, one a row.
     lower
         The gradient of g in y, and its derivatives along directions of y, one a row, and along one of x.
+    lower_at_each
+        g, its gradient and its second derivative in y at the first few points, one a row of x and of y.
     upper_curvature, curvature
         The second derivative in (x, y) together, of f and of ``f + adjoint' grad_y g``, times each direction.
     """
@@ -46,6 +49,7 @@ class Kernels(NamedTuple):
     gradients: dict[Level, Callable]
     products: dict[tuple[Level, Variable, Variable], Callable]
     lower: Callable
+    lower_at_each: Callable
     upper_curvature: Callable
     curvature: Callable
 
@@ -82,6 +86,19 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
         by_y = jax.vmap(derivative)(along_y)
         return value, by_y, jax.jvp(lambda x: gradient(x, y), (x,), (along_x,))[1]
 
+    def lower_at_each(numbers: PyTree, points_x: Any, points_y: Any, count: Any) -> Any:
+        value_and_gradient = jax.value_and_grad(function("lower", numbers), argnums=1)
+
+        def at(k: Any, found: Any) -> Any:
+            x, y = points_x[k], points_y[k]
+            (value, gradient), derivative = jax.linearize(lambda y: value_and_gradient(x, y), y)
+            hessian = along_each(lambda direction: derivative(direction)[1], jnp.eye(y.shape[0]))
+            return tuple(all_.at[k].set(one) for all_, one in zip(found, (value, gradient, hessian), strict=True))
+
+        many, size = points_y.shape
+        nothing = jnp.zeros(many), jnp.zeros((many, size)), jnp.zeros((many, size, size))
+        return jax.lax.fori_loop(0, count, at, nothing)  # one after the other: the memory of one
+
     def joint_products(objective: Callable, x: Any, y: Any, directions: Any) -> Any:
         gradient = lambda point: jnp.concatenate(
             jax.grad(objective, argnums=(0, 1))(point[: x.shape[0]], point[x.shape[0] :])
@@ -107,6 +124,7 @@ def compiled(structure: Frozen, x_like: Frozen, y_like: Frozen) -> Kernels:
         gradients={level: gradients(level) for level in levels},
         products={(level, of, by): products(level, of, by) for level in levels for of in variables for by in variables},
         lower=_jit(lower),
+        lower_at_each=_jit(lower_at_each),
         upper_curvature=_jit(upper_curvature),
         curvature=_jit(curvature),
     )
@@ -124,6 +142,17 @@ def padded(kernel: Callable, *arguments: Any, directions: np.ndarray) -> np.ndar
     if missing > 0:
         directions = np.vstack([directions, np.zeros((missing, columns))])
     return np.asarray(kernel(*arguments, directions))[:count]
+
+
+def in_chunks(kernel: Callable, numbers: PyTree, *points: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return a kernel's values at points, one a row of each array; empty rows fill the last chunk: one program."""
+    parts = []
+    for first in range(0, len(points[0]), _POINTS):
+        some = [rows[first : first + _POINTS] for rows in points]
+        count = len(some[0])
+        filled = (np.concatenate([rows, np.zeros((_POINTS - count, rows.shape[1]))]) for rows in some)
+        parts.append([np.asarray(part)[:count] for part in kernel(numbers, *filled, count)])
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def along_each(product: Callable[[Any], Any], directions: Any) -> Any:
