@@ -128,3 +128,24 @@ def test_rounding_of_long_rows_does_not_hide_which_rows_are_active(product, erro
     point = measure(Local(half, np.zeros(2)), rows, np.zeros(2), np.zeros(0))
     point = dataclasses.replace(point, residuals=(0.0, 0.0, product), error=error)
     assert solution_at(constraints, rows, np.zeros(2), point, Outcome.OPTIMAL, 0).sharp == sharp
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
+def test_many_separable_variables_are_minimised_without_a_quadratic_program(shift):
+    # Neighbours limit each other: none, some or all of the rows are active, as `shift` says.
+    size, random = 1500, np.random.default_rng(0)
+    matrix = sp.diags([np.full(size - 1, -0.2), np.ones(size), np.full(size - 1, -0.2)], [-1, 0, 1], format="csr")
+    curvature, wish = random.uniform(1.0, 2.0, size), shift * random.uniform(0.0, 2.0, size)
+    hessian = sp.csc_matrix(sp.diags(curvature))
+    objective = Objective(
+        lambda y: float(0.5 * curvature @ (y - wish) ** 2), lambda y: curvature * (y - wish), lambda y: hessian
+    )
+    constraints = Constraints(matrix, np.full(size, -np.inf), np.full(size, 0.25), relaxable=size)
+    found, expected = minimise(objective, constraints, wish), minimise(objective, constraints)
+    assert found.iterations == 0 < expected.iterations
+    assert found.outcome is expected.outcome is Outcome.OPTIMAL
+    assert (shift == 0.0) == (np.count_nonzero(found.multipliers) == 0)
+    assert found.unique
+    assert found.sharp
+    np.testing.assert_allclose(found.y, expected.y, atol=1e-10)
+    np.testing.assert_allclose(found.multipliers, expected.multipliers, atol=1e-9)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import bilevax as bx
 from bilevax.model.flat import FlatProblem, equilibrated
+from bilevax.model.log_factors import factors_of
 from bilevax.model.scales import natural_scales
 
 N_X, N_Y, ROWS = 2, 3, 2
@@ -187,3 +188,21 @@ def test_sums_that_cancel_tell_no_units():
     flat = equilibrated(FlatProblem(problem, np.array(-3.0), np.zeros(4)), np.array(-3.0))
     assert np.ptp(np.log2(flat.scales.y)) <= 10
     assert bx.solve_lower_level(problem, -3.0).outcome.name == "OPTIMAL"
+
+
+@pytest.mark.parametrize("held", [0, 40])
+def test_fits_of_many_unknowns_are_least_squares_of_least_norm(held):
+    random, count, numbers = np.random.default_rng(0), 1100, 2500
+    columns = random.integers(0, count - 5, (numbers, 3)).astype(np.int32)  # of the last five nothing is told
+    columns[random.random((numbers, 3)) < 0.3] = -1
+    columns[np.all(columns < 0, axis=1), 0] = 0
+    matrix = np.zeros((numbers, count + 1))
+    np.add.at(matrix, (np.arange(numbers)[:, None], columns), 1.0)
+    strength, target = random.uniform(0.1, 1.0, numbers), random.normal(size=numbers)
+    free, factors = np.arange(held, count), factors_of(columns, count, np.arange(count))
+    weighted = strength[:, None] * matrix[:, free]
+    expected = np.linalg.lstsq(weighted, strength * target, rcond=1e-12)[0]
+    whole = random.normal(size=count)
+    np.testing.assert_allclose(factors.times(whole), matrix[:, :count] @ whole, atol=1e-12)
+    found = factors.least_squares(strength, target, free, np.zeros(len(free)))
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import clock, trees
 from bilevax._support.clock import deadline, in_time
+from bilevax._support.heap import give_back
 from bilevax._support.hints import names_arguments
 from bilevax._support.precision import float64
 from bilevax._support.threads import blas_threads
@@ -143,6 +144,7 @@ def _certify(
     lower, solved = phi.lower, phi.solved
     answer = wrap(flat, lower)
     feasible = lower.outcome is not Outcome.INFEASIBLE
+    give_back(flat.n_x + flat.n_y)
     quality = (in_time(lambda: measure(flat, x, lower)) or _TOO_LATE) if solved else _NOTHING
     around = (Surroundings(flat, x, lower) if around is None else around) if solved else None
     tried, lowest = (in_time(lambda: challenge(flat, x, phi, quality, around)) if around else None) or Challenge(

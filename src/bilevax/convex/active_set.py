@@ -16,6 +16,7 @@ from bilevax.convex.basic_multipliers import (
     rows_within,
     with_basic_multipliers,
 )
+from bilevax.convex.curvature import curved_separably
 from bilevax.convex.optimality import Local, Point, Rows, measure, stacked
 from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
@@ -24,14 +25,19 @@ from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
     basic = None
-    if not (rows.only_equalities and at.y.size > DENSE.basic_multipliers):  # which are active is the question
+    # Which rows are active is the question. Many variables that are curved each by itself are told without any: of the
+    # rows those are held that are violated where no other is.
+    simple = at.y.size > DENSE.basic_multipliers and (rows.only_equalities or curved_separably(at.hessian))
+    if not simple:
         basic = basic_multipliers(rows, at, rows_within(rows, at.y, ACTIVE_SET.guess_width))
     if basic is None:
         basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
     point = measure(at, rows, *basic)
     if point.error <= ACTIVE_SET.exact:
         return point
-    candidate = _newton_on_active(rows, point, _strongly_active(rows, point))
+    candidate = _newton_on_active(
+        rows, point, _strongly_active(rows, point), patient=simple and not rows.only_equalities
+    )
     candidate = with_basic_multipliers(rows, candidate, tolerance)
     return candidate if candidate.error < point.error and candidate.at.finite else point
 
@@ -93,16 +99,16 @@ def _strongly_active(rows: Rows, point: Point) -> Active:
     return Active(np.where(strong, side, 0), balls)
 
 
-def _newton_on_active(rows: Rows, point: Point, active: Active) -> Point:
+def _newton_on_active(rows: Rows, point: Point, active: Active, patient: bool = False) -> Point:
     """Newton's method for the optimality conditions with the active rows and balls as equalities.
 
     After each step rows with a multiplier of the wrong sign are let go, and violated ones are held. A large system is
-    factorised again only as long as the error falls fast. Steps end well inside the domain. At a flat minimum they
-    shrink by the same factor again and again: then they are stretched to where that would lead.
+    factorised again only as long as the error falls fast, unless one is ``patient``. Steps end well inside the domain.
+    At a flat minimum they shrink by the same factor again and again: then they are stretched to where that would lead.
     """
     small = point.at.y.size <= DENSE.systems
     max_steps = ACTIVE_SET.max_steps_small if small else ACTIVE_SET.max_steps_large
-    max_stalled = ACTIVE_SET.max_stalled_small if small else ACTIVE_SET.max_stalled_large
+    max_stalled = ACTIVE_SET.max_stalled_small if small or patient else ACTIVE_SET.max_stalled_large
     multipliers = np.where(active.side != 0, point.multipliers, 0.0)
     ball_multipliers = np.where(active.balls, point.ball_multipliers, 0.0)
     at, best, error, stalled, seen, before = point.at, point, point.error, 0, set(), None

@@ -88,6 +88,13 @@ def full_hessian(hessian: sparse.csc_matrix) -> FullHessian | None:
     return FullHessian(array, unit, factor, float(least))
 
 
+def curved_separably(hessian: sparse.csc_matrix) -> bool:
+    """Whether each variable has a curvature of its own and nothing else: the entries of the diagonal, all positive."""
+    size = hessian.shape[0]
+    alone = hessian.nnz == size and np.array_equal(hessian.indices, np.arange(size))
+    return bool(alone and np.all(np.diff(hessian.indptr) == 1) and np.min(hessian.data, initial=np.inf) > 0)
+
+
 @remembered
 def has_eigenvalues_above(hessian: sparse.csc_matrix, bound: float) -> bool:
     """Whether a Hessian, for variables in the units of their curvature, has no smaller eigenvalues than `bound`.

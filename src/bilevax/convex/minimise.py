@@ -15,7 +15,7 @@ import scipy.sparse as sparse
 from bilevax._support.programs import linprog
 from bilevax.convex.active_set import polish, settle
 from bilevax.convex.borders import with_domain
-from bilevax.convex.curvature import nearly_full
+from bilevax.convex.curvature import curved_separably, nearly_full
 from bilevax.convex.existence import descends_forever, is_unique, runs_away
 from bilevax.convex.newton_program import NewtonProgram, Status, cleaned, interior_point, with_margin
 from bilevax.convex.optimality import Local, Point, Rows, measure, scaled_rows
@@ -216,13 +216,17 @@ def _settled(
     rows are equations it would be no more than a linear system.
     """
     at = Local(objective, start)
-    if not at.finite or (
-        start.size > DENSE.basic_multipliers and not (rows.only_equalities or nearly_full(at.hessian))
-    ):
+    if not at.finite or (start.size > DENSE.basic_multipliers and not _is_settled_easily(rows, at)):
         return None
     point = settle(rows, at, tolerance)
     settled = point.error <= NEWTON.settled * tolerance
     return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if settled else None
+
+
+def _is_settled_easily(rows: Rows, at: Local) -> bool:
+    """Whether Newton's method on active rows is worth a try although there are many variables."""
+    separable = not (rows.balls or rows.domain.bounded) and curved_separably(at.hessian)
+    return rows.only_equalities or separable or nearly_full(at.hessian)
 
 
 def _newton(

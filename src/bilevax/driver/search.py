@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import trees
 from bilevax._support.clock import OutOfTime, deadline
+from bilevax._support.heap import give_back
 from bilevax.certificate.status import Status
 from bilevax.convex.problem import Outcome
 from bilevax.driver.arguments import Start
@@ -62,6 +63,8 @@ def search(flat: FlatProblem, solver: HostSolver, start: Start, watch: Watch, fi
     keep(diary.contents)
     _look_at_each(flat, steps if resume is None else resume.going_on(steps), seen, watch)
     watch.close()
+    del steps, diary  # with the factors of the search, before the certificate makes its own
+    give_back(flat.n_x + flat.n_y)
     best = _start_as_snapshot(flat, x, y, watch) if seen.best is None else seen.best
     last = best if seen.last is None else seen.last
     if best.final:

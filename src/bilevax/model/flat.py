@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax._support import trees
+from bilevax._support.heap import give_back
 from bilevax._support.memory import Frozen
 from bilevax._support.precision import float64
 from bilevax.model.analysis import FunctionProperties
@@ -373,7 +374,9 @@ def equilibrated(flat: FlatProblem, x: PyTree, y: PyTree = None) -> FlatProblem:
         return flat
     point = flat.x_flat(x)
     other = flat.y_rows.well_inside(np.zeros(flat.n_y) if y is None else flat.y_flat(y))
-    return flat.in_units(natural_scales(flat, point, other))
+    scales = natural_scales(flat, point, other)
+    give_back(flat.n_x + flat.n_y)
+    return flat.in_units(scales)
 
 
 def _float64_shape(leaf: Any) -> jax.ShapeDtypeStruct:

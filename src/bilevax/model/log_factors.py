@@ -4,7 +4,7 @@ Most unknowns are one equation's own: no number has two of these for factors. Th
 diagonal, so they are eliminated, and what is factorised is as large as the other unknowns, which are shared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ MOST_UNKNOWNS = 1000  # those up to which a fit is done by a factorisation
 _FEW_SHARED = 200  # shared unknowns up to which that is one of an array, however few the numbers are
 _FEW = 0.1  # share of entries up to which normal equations are sparse
 _REFINEMENTS = 3
+_CHUNK = 2**17  # numbers that an iteration looks at together
+_MOST_ITERATIONS = 200
 # The pairs of three factors, and how much of a square each adds to one half of a symmetric matrix.
 _PAIRS = np.array([[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]])
 _SHARES = np.array([0.5, 0.5, 0.5, 1.0, 1.0, 1.0])
@@ -73,33 +75,106 @@ class _AsArrays:
 
 
 class _Sparse:
-    """The same as a sparse matrix."""
+    """The same for many unknowns: up to so many by sparse normal equations, and beyond by an iteration.
+
+    In a large problem, what is as long as the numbers is most of what is held at all. So there is no matrix of ones
+    here, and the iteration looks at the numbers in chunks.
+    """
 
     def __init__(self, columns: np.ndarray, count: int):
-        there = columns >= 0
-        ends = np.append(0, np.cumsum(np.add.reduce(there, axis=1)))
-        self._matrix = sp.csr_matrix((np.ones(ends[-1]), columns[there], ends), (len(columns), count))
+        self._count = count
+        # Each factor by itself; one more unknown, for none.
+        self._columns = [np.where(part < 0, np.int32(count), part) for part in columns.T if np.any(part >= 0)]
 
     def times(self, vector: np.ndarray) -> np.ndarray:
-        return self._matrix @ vector
+        known, total = np.append(vector, 0.0), np.empty(len(self._columns[0]))
+        for chunk in self._chunks():
+            total[chunk] = _added(known, self._unknowns(chunk))
+        return total
+
+    def _chunks(self) -> Iterator[slice]:
+        for first in range(0, len(self._columns[0]), _CHUNK):
+            yield slice(first, first + _CHUNK)
+
+    def _unknowns(self, chunk: slice) -> list[np.ndarray]:
+        return [part[chunk].astype(np.intp) for part in self._columns]  # NumPy looks these up several times faster
 
     def least_squares(
         self, strength: np.ndarray, target: np.ndarray, free: np.ndarray, start: np.ndarray
     ) -> np.ndarray:
-        matrix = self._matrix if len(free) == self._matrix.shape[1] else self._matrix[:, free]
-        if matrix.shape[1] <= MOST_UNKNOWNS:
-            data = matrix.data * np.repeat(strength, np.diff(matrix.indptr))
-            matrix = sp.csr_matrix((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
+        if len(free) <= MOST_UNKNOWNS:
+            matrix = self._matrix(strength, free)
             return _solve_normal(matrix.T @ matrix, matrix.T @ (strength * target))
+        answer = np.zeros(self._count + 1)
+        answer[free] = start
+        slope, misfit, size = np.zeros(self._count + 1), 0.0, 0.0
+        for chunk in self._chunks():
+            unknowns, squares = self._unknowns(chunk), strength[chunk] ** 2
+            left = target[chunk] - _added(answer, unknowns)
+            misfit, size = misfit + float(squares @ left**2), size + float(squares @ target[chunk] ** 2)
+            for part in unknowns:
+                np.add.at(slope, part, squares * left)
+        held = np.ones(self._count + 1, bool)
+        held[free] = False
+        slope[held] = 0.0
+        return self._conjugate_gradients(strength, answer, slope, held, misfit, size)[free]
 
-        def times(vector: np.ndarray) -> np.ndarray:
+    def _conjugate_gradients(
+        self,
+        strength: np.ndarray,
+        answer: np.ndarray,
+        slope: np.ndarray,
+        held: np.ndarray,
+        misfit: float,
+        size: float,
+    ) -> np.ndarray:
+        """Return the least squares nearest to ``answer``, which it overwrites.
+
+        ``slope`` is the right side of the normal equations there, ``misfit`` and ``size`` the squares of what is left
+        of the numbers, and of the numbers. Unknowns that are ``held`` stay.
+        """
+        direction, square, norm = slope.copy(), float(slope @ slope), 0.0
+        for _ in range(_MOST_ITERATIONS):
             clock.check()
-            return strength * (matrix @ vector)
+            image = np.zeros(self._count + 1)
+            for chunk in self._chunks():
+                unknowns = self._unknowns(chunk)
+                change = strength[chunk] ** 2 * _added(direction, unknowns)
+                for part in unknowns:
+                    np.add.at(image, part, change)
+            image[held] = 0.0
+            curvature = float(direction @ image)
+            if not curvature > 0:
+                break
+            length = square / curvature
+            answer += length * direction
+            slope -= length * image
+            misfit = max(misfit - length * square, 0.0)
+            norm += curvature / float(direction @ direction)  # of the matrix, squared, as LSMR estimates it
+            before, square = square, float(slope @ slope)
+            left, whole = np.sqrt(misfit), np.sqrt(size) + np.sqrt(norm) * np.linalg.norm(answer)
+            if square <= _ACCURACY**2 * norm * misfit or left <= _ACCURACY * whole:
+                break
+            direction *= square / before
+            direction += slope
+        return answer
 
-        watched = spl.LinearOperator(
-            matrix.shape, times, rmatvec=lambda vector: matrix.T @ (strength * vector), dtype=float
-        )
-        return spl.lsmr(watched, strength * target, atol=_ACCURACY, btol=_ACCURACY, maxiter=200, x0=start)[0]
+    def _matrix(self, strength: np.ndarray, free: np.ndarray) -> sp.csr_matrix:
+        """Return the numbers' strengths by the free unknowns that are their factors."""
+        columns = np.stack(self._columns, axis=1)
+        there = columns < self._count
+        ends = np.append(0, np.cumsum(np.add.reduce(there, axis=1)))
+        data = np.repeat(strength, np.diff(ends))
+        matrix = sp.csr_matrix((data, columns[there], ends), (len(columns), self._count))
+        return matrix if len(free) == self._count else matrix[:, free]
+
+
+def _added(vector: np.ndarray, unknowns: list[np.ndarray]) -> np.ndarray:
+    """Return the sums of the entries of a vector that stand for the factors of numbers."""
+    total = vector[unknowns[0]]
+    for part in unknowns[1:]:
+        total += vector[part]
+    return total
 
 
 def factors_of(columns: np.ndarray, count: int, shared: np.ndarray) -> _AsArrays | _Sparse:

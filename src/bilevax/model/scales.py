@@ -23,6 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import clock
+from bilevax._support.heap import give_back
 from bilevax.model.compressed_rows import compressed, entries_of, fingerprints, joint_matrix, row_largest
 from bilevax.model.log_factors import MOST_UNKNOWNS, factors_of
 
@@ -72,9 +73,8 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     """
     terms = _Terms(flat, x, y)
     unknown = _Unknowns(flat, terms.rows.matrix.shape[0])
-    of_equations = _fit(flat, x, terms, unknown, unknown.equations).solve()
     known = np.full(unknown.count, np.nan)
-    known[unknown.x] = np.round(of_equations[unknown.x])
+    known[unknown.x] = np.round(_fit(flat, x, terms, unknown, unknown.equations).solve()[unknown.x])
     whole = [unknown.both, unknown.upper], [unknown.y, unknown.lower]
     found = _fit(flat, x, terms, unknown, whole).solve(known)
     count = len(flat.rows.lower)
@@ -215,12 +215,12 @@ def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarra
 class _Asked(NamedTuple):
     """Numbers that are to be 1 with their scales: up to three unknowns each, -1 for none; what those are to add up to.
 
-    All logarithms; ``weight`` is how much each counts.
+    All logarithms; ``weight`` is how much each of them counts.
     """
 
     columns: np.ndarray
     target: np.ndarray
-    weight: np.ndarray
+    weight: float
 
 
 class _Fit:
@@ -240,7 +240,7 @@ class _Fit:
         columns = np.full((len(target), 3), -1, np.int32)
         for place, part in enumerate(unknowns):
             columns[:, place] = part[useful] if np.ndim(part) else part
-        self.parts.append(_Asked(columns, target, np.full(len(target), weight)))
+        self.parts.append(_Asked(columns, target, weight))
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
@@ -258,11 +258,13 @@ class _Fit:
         """Return the logarithms (base 2), 0 where nothing tells them; those that are ``known`` are not NaN there."""
         if not self.parts:
             return np.zeros(self.count)
-        columns, target, weight = (np.concatenate(part) for part in zip(*self.parts, strict=True))
+        columns, targets, weights = map(list, zip(*self.parts, strict=True))
         self.parts = []  # of large problems these are most of what is held
-        factors = factors_of(columns, self.count, self.shared)
-        del columns
-        answer, free, strength = np.zeros(self.count), np.arange(self.count), weight
+        lengths = list(map(len, targets))
+        factors = factors_of(_joined(columns), self.count, self.shared)
+        target, weight = _joined(targets), lambda: np.repeat(weights, lengths)
+        give_back(len(target))
+        answer, free, strength = np.zeros(self.count), np.arange(self.count), weight()
         if known is not None:
             answer, free = np.nan_to_num(known), np.flatnonzero(np.isnan(known))
             target = target - factors.times(answer)
@@ -270,9 +272,20 @@ class _Fit:
             found = np.zeros(self.count)
             found[free] = factors.least_squares(strength, target, free, answer[free])
             answer[free] = found[free]
-            off = (factors.times(found) - target) / (_OUTLIER * np.log2(10))
-            strength = weight / np.sqrt(1 + off**2)
+            off = factors.times(found)
+            off -= target
+            off /= _OUTLIER * np.log2(10)
+            np.sqrt(1 + np.square(off, out=off), out=off)
+            strength = weight()
+            strength /= off
         return answer
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Return arrays as one, and forget them."""
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
 
 
 def _is_sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> bool:

@@ -46,7 +46,7 @@ class SparsePhi(Phi):
 
     def __init__(self, flat: FlatProblem, rows: LowerRows):
         super().__init__(flat, rows)
-        self._general = sp.csr_matrix(rows.A[: rows.general])
+        self._general = sp.csr_matrix(rows.A if rows.general == rows.count else rows.A[: rows.general])
         self._transposed = sp.csr_matrix(self._general.T)
         self._layout: Layout | None = None
 

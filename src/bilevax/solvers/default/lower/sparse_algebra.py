@@ -17,6 +17,7 @@ import qdldl
 import scipy.sparse as sp
 
 from bilevax._support import clock
+from bilevax._support.heap import give_back
 from bilevax.model.flat import FlatProblem
 from bilevax.model.quadratic import LowerDerivatives
 from bilevax.solvers.default.lower.central import CentralPoint, KktPoint
@@ -153,16 +154,25 @@ class Layout:
         self._solver: qdldl.Solver | None = None
         n_y, size = A.shape[1], sum(A.shape)
         self.indptr, self.indices = hessian.indptr, hessian.indices
-        column = np.repeat(np.arange(n_y), np.diff(hessian.indptr))
+        column = np.repeat(np.arange(n_y, dtype=np.int32), np.diff(hessian.indptr))
         self.upper = hessian.indices <= column
-        rows, entries = A.tocoo(), np.arange(size)
-        self.column = np.concatenate([column[self.upper], entries, n_y + rows.row])
-        self.row = np.concatenate([hessian.indices[self.upper], entries, rows.col])
-        place = self.column.astype(np.int64) * size + self.row
-        used, self.where = np.unique(place, return_inverse=True)
-        pointer = np.searchsorted(used, np.arange(size + 1) * size)
-        self.matrix = sp.csc_matrix((np.zeros(len(used)), used % size, pointer), shape=(size, size))
+        rows, diagonal = A.tocoo(), np.arange(size, dtype=np.int32)
+        self.column = np.concatenate([column[self.upper], diagonal, n_y + rows.row], dtype=np.int32)
+        self.row = np.concatenate([hessian.indices[self.upper], diagonal, rows.col], dtype=np.int32)
         self.rows = rows.data
+        # Two entries share a place only on the diagonal, where H lies on what K has beside it.
+        first = int(self.upper.sum())
+        other = np.flatnonzero(self.row != self.column)
+        alone = np.concatenate([other[other < first], np.arange(first, first + size), other[other >= first]])
+        entries = alone.astype(np.int32), (self.row[alone], self.column[alone])
+        self.matrix = sp.coo_matrix(entries, (size, size)).tocsc()  # which entry stands where
+        self.matrix.sort_indices()
+        self.where = np.empty(len(self.row), np.int32)
+        self.where[self.matrix.data] = np.arange(self.matrix.nnz)
+        on_diagonal = np.flatnonzero(self.row[:first] == self.column[:first])
+        self.where[on_diagonal] = self.where[first + self.row[on_diagonal]]
+        self.matrix.data = np.zeros(self.matrix.nnz)
+        give_back(size)
 
     def fits(self, hessian: sp.csc_matrix) -> bool:
         """Return whether H still has that sparsity."""
