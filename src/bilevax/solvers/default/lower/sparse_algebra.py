@@ -189,6 +189,7 @@ class Layout:
         try:
             if self._solver is None:
                 self._solver = qdldl.Solver(half, upper=True)
+                give_back(half.shape[0])
             else:
                 self._solver.update(half, upper=True)
         except RuntimeError as error:
@@ -197,9 +198,14 @@ class Layout:
         return self._solver
 
     def _upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray, kept: np.ndarray | None) -> sp.csc_matrix:
-        entries = np.concatenate([hessian.data[self.upper], diagonal, self.rows])
+        of_hessian, of_rows = hessian.data[self.upper], self.rows
+        first, last = len(of_hessian), len(of_hessian) + len(diagonal)
         if kept is not None:
-            entries *= kept[self.row] & kept[self.column]
-            entries[int(self.upper.sum()) :][: len(diagonal)] = diagonal
-        self.matrix.data = np.bincount(self.where, entries, minlength=self.matrix.nnz)
+            of_hessian = of_hessian * (kept[self.row[:first]] & kept[self.column[:first]])
+            of_rows = of_rows * (kept[self.row[last:]] & kept[self.column[last:]])
+        data = np.zeros(self.matrix.nnz)
+        data[self.where[first:last]] = diagonal
+        data[self.where[last:]] = of_rows
+        data[self.where[:first]] += of_hessian  # no two of these share a place
+        self.matrix.data = data
         return self.matrix
