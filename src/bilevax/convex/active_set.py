@@ -14,9 +14,10 @@ from bilevax.convex.basic_multipliers import (
     basic_multipliers,
     independent,
     rows_within,
+    vertex_multipliers,
     with_basic_multipliers,
 )
-from bilevax.convex.curvature import curved_separably
+from bilevax.convex.curvature import curved_separably, nearly_full
 from bilevax.convex.optimality import Local, Point, Rows, measure, stacked
 from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
@@ -24,22 +25,30 @@ from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
 
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
-    basic = None
+    basic, large = None, at.y.size > DENSE.basic_multipliers
     # Which rows are active is the question. Many variables that are curved each by itself are told without any: of the
     # rows those are held that are violated where no other is.
-    simple = at.y.size > DENSE.basic_multipliers and (rows.only_equalities or curved_separably(at.hessian))
-    if not simple:
-        basic = basic_multipliers(rows, at, rows_within(rows, at.y, ACTIVE_SET.guess_width))
+    separable = large and is_separable(rows, at)
+    if not (separable or (large and rows.only_equalities)):
+        close = rows_within(rows, at.y, ACTIVE_SET.guess_width)
+        if not large or isinstance(rows.matrix, np.ndarray) or nearly_full(at.hessian):
+            basic = basic_multipliers(rows, at, close)
+        elif (vertex := vertex_multipliers(rows, at, close)) is not None:
+            basic = vertex, np.zeros(0)
     if basic is None:
         basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
     point = measure(at, rows, *basic)
     if point.error <= ACTIVE_SET.exact:
         return point
-    candidate = _newton_on_active(
-        rows, point, _strongly_active(rows, point), patient=simple and not rows.only_equalities
-    )
+    candidate = _newton_on_active(rows, point, _strongly_active(rows, point), patient=separable)
     candidate = with_basic_multipliers(rows, candidate, tolerance)
     return candidate if candidate.error < point.error and candidate.at.finite else point
+
+
+def is_separable(rows: Rows, at: Local) -> bool:
+    """Whether there are inequalities, without balls or a domain, and variables that are each curved by itself."""
+    simple = not (rows.only_equalities or rows.balls or rows.domain.bounded)
+    return simple and curved_separably(at.hessian)
 
 
 def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.ndarray, tolerance: float) -> Point:

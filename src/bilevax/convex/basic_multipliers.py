@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import scipy.optimize
+import scipy.sparse as sparse
 
 from bilevax._support import clock
+from bilevax._support.programs import linprog
 from bilevax.convex.optimality import Local, Point, Rows, measure
-from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
+from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK, SIMPLEX
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ def rows_within(rows: Rows, y: np.ndarray, width: float) -> Active:
     A negative width asks for those that are violated by more than that.
     """
     below, above = rows.slack(y)
-    upper = rows.equality | ((above <= below) & (above <= width * (1 + abs(rows.upper))))
-    lower = ~upper & (below <= width * (1 + abs(rows.lower)))
+    near = lambda slack, side: np.isfinite(side) & (slack <= width * (1 + abs(side)))
+    upper = rows.equality | ((above <= below) & near(above, rows.upper))
+    lower = ~upper & near(below, rows.lower)
     return Active(upper.astype(int) - lower, rows.ball_gaps(y) <= width * (1 + rows.radii))
 
 
@@ -94,6 +97,34 @@ def basic_multipliers(rows: Rows, at: Local, active: Active) -> tuple[np.ndarray
     multipliers[inequality] = weights[: inequality.size] * active.side[inequality]
     ball_multipliers[balls] = weights[inequality.size :] / lengths
     return multipliers, ball_multipliers
+
+
+def vertex_multipliers(rows: Rows, at: Local, active: Active) -> np.ndarray | None:
+    """What `basic_multipliers` finds, for many sparse rows and without balls: a vertex of a linear program has it.
+
+    The gradient of the Lagrangian that is left counts by the sum of its entries. Of the vectors that leave the least
+    the vertex has the least sum, weighed by the digits of the slacks: where rows depend on each other, the tightest of
+    them get the multipliers.
+    """
+    held = np.flatnonzero(active.side)
+    sign = np.where(rows.equality[held], 1, active.side[held])
+    columns = sparse.csc_matrix(sparse.diags_array(sign.astype(float)) @ rows.matrix[held]).T
+    size, equality = at.y.size, rows.equality[held]
+    slack = np.minimum(*(abs(side) for side in rows.slack(at.y)))[held]
+    digits = 1 - np.log10(np.clip(slack, SIMPLEX.least_slack, 1.0)) / np.log10(SIMPLEX.least_slack)
+    answer = linprog(
+        np.concatenate([np.where(equality, 0.0, SIMPLEX.sparing * (digits + 0.01)), np.ones(2 * size)]),
+        A_eq=sparse.hstack([columns, sparse.eye_array(size), -sparse.eye_array(size)], format="csc"),
+        b_eq=-at.gradient,
+        bounds=[(None if free else 0.0, None) for free in equality] + [(0.0, None)] * (2 * size),
+        method="highs",
+    )
+    if answer.status != 0:
+        return None
+    multipliers = np.zeros(len(active.side))
+    found = answer.x[: held.size]
+    multipliers[held] = np.where(equality, found, sign * np.maximum(found, 0.0))  # not even negative by rounding
+    return multipliers
 
 
 def _nonnegative(matrix: np.ndarray, right: np.ndarray) -> np.ndarray | None:

@@ -13,9 +13,9 @@ import numpy as np
 import scipy.sparse as sparse
 
 from bilevax._support.programs import linprog
-from bilevax.convex.active_set import polish, settle
+from bilevax.convex.active_set import is_separable, polish, settle
 from bilevax.convex.borders import with_domain
-from bilevax.convex.curvature import curved_separably, nearly_full
+from bilevax.convex.curvature import nearly_full
 from bilevax.convex.existence import descends_forever, is_unique, runs_away
 from bilevax.convex.newton_program import NewtonProgram, Status, cleaned, interior_point, with_margin
 from bilevax.convex.optimality import Local, Point, Rows, measure, scaled_rows
@@ -71,7 +71,9 @@ def minimise(
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
         # Where the very first one was infeasible, another start makes no difference.
         hopeless = result.iterations == 1 and not np.isfinite(result.residual)
-        doubtful = result.outcome is Outcome.INACCURATE or not result.sharp
+        # A start that was settled has been: each row's multiplier or slack is next to nothing there.
+        told = result.sharp or (result.iterations == 0 and size > DENSE.basic_multipliers)
+        doubtful = result.outcome is Outcome.INACCURATE or not told
         if start is not None and doubtful and not hopeless:
             cold = _newton(objective, constraints, *with_domain(objective, rows, np.zeros(size)), tolerance)
             blunter = result.outcome is Outcome.OPTIMAL and cold.complementarity >= result.complementarity
@@ -216,17 +218,18 @@ def _settled(
     rows are equations it would be no more than a linear system.
     """
     at = Local(objective, start)
-    if not at.finite or (start.size > DENSE.basic_multipliers and not _is_settled_easily(rows, at)):
+    if not at.finite or (start.size > DENSE.basic_multipliers and not _is_settled_easily(rows, at, tolerance)):
         return None
     point = settle(rows, at, tolerance)
     settled = point.error <= NEWTON.settled * tolerance
     return solution_at(constraints, rows, start, point, Outcome.OPTIMAL, 0) if settled else None
 
 
-def _is_settled_easily(rows: Rows, at: Local) -> bool:
+def _is_settled_easily(rows: Rows, at: Local, tolerance: float) -> bool:
     """Whether Newton's method on active rows is worth a try although there are many variables."""
-    separable = not (rows.balls or rows.domain.bounded) and curved_separably(at.hessian)
-    return rows.only_equalities or separable or nearly_full(at.hessian)
+    if rows.only_equalities or is_separable(rows, at) or nearly_full(at.hessian):
+        return True
+    return not rows.balls and rows.infeasibility(at.y) <= NEWTON.feasible_start * tolerance
 
 
 def _newton(

@@ -136,6 +136,10 @@ class SimplexSettings:
     max_ties: int = 4
     # Costs up to this, relative to the largest, are rounding.
     cost_rounding: float = 1e-15
+    # What a multiplier costs against a gradient of the Lagrangian that is left, where a vertex of them is looked for.
+    sparing: float = 1e-3
+    # Slacks below this are none.
+    least_slack: float = 1e-17
 
     @property
     def options(self) -> dict[str, float]:
