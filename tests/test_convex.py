@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bilevax
+from bilevax.convex.basic_multipliers import rows_within
 from bilevax.convex.minimise import minimise, smallest_relaxation
 from bilevax.convex.optimality import Local, measure, scaled_rows
 from bilevax.convex.problem import Ball, Constraints, ConvexSolution, Objective, Outcome
@@ -468,6 +469,27 @@ def test_weakly_active_rows_do_not_disturb_a_start_at_the_solution(seed):
     assert_optimal(objective, constraints, solution)
     np.testing.assert_allclose(solution.y, inside, atol=1e-9)
     assert_same_from_nearby(objective, constraints, solution)
+
+
+def test_many_variables_and_rows_that_depend_on_each_other_are_settled_at_the_start():
+    """y_2i + y_2i+1 <= 1 stands there three times: an interior point gives each of them a part of the multiplier."""
+    pairs = sparse.kron(sparse.eye(600), np.ones((1, 2)), format="csr")
+    sums = sparse.kron(sparse.eye(300), np.ones((1, 4)), format="csr")
+    matrix = sparse.vstack([sums, pairs, 2 * pairs], format="csr")
+    sides = np.repeat([2.0, 1.0, 2.0], [300, 600, 600])
+    constraints = Constraints(sparse.csr_matrix(matrix), np.full(1500, -INF), sides, (), 1500)
+    objective = separable(lambda y: 0.5 * (y - 2) ** 2, lambda y: y - 2, np.ones_like)
+    solution = minimise(objective, constraints, np.full(1200, 0.5) + 1e-12)
+    assert_optimal(objective, constraints, solution)
+    assert solution.iterations == 0
+    np.testing.assert_allclose(solution.y, 0.5, rtol=0, atol=1e-12)
+    assert np.count_nonzero(solution.multipliers) <= 600
+
+
+def test_a_row_is_not_held_on_a_side_that_it_does_not_have():
+    above, below = scaled_rows(rows(np.eye(2), upper=[1.0, INF], lower=[-INF, -1.0]), 0.0)[0], np.array([-5.0, 5.0])
+    np.testing.assert_array_equal(rows_within(above, below, 1e-6).side, [0, 0])
+    np.testing.assert_array_equal(rows_within(above, np.array([1.0, -1.0]), 1e-6).side, [1, -1])
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-9, -1e-9, 1e-7, -1e-7, 1e-5])

@@ -20,7 +20,7 @@ from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.pieces.conditions import point_at
 from bilevax.solvers.default.pieces.descent import Step, exact_descent
 from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
-from bilevax.solvers.default.pieces.point import ExactPoint, Units
+from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units
 from bilevax.solvers.default.pieces.sparse import SparsePieces, SparseTrust
 from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.convexify import convexified
@@ -218,7 +218,7 @@ class _OnTheLastMultipliersItDescends:
     def readings(self, point):
         yield point, np.array([1, 1], np.int8)
 
-    def other_readings(self, point):
+    def other_readings(self, point, promises):
         yield point, np.array([-1, 1], np.int8)
         yield point, np.array([-1, -1], np.int8)
 
@@ -243,6 +243,18 @@ def test_other_multipliers_are_looked_at_until_one_descends():
     *_, (end, finished) = exact_descent(_OnTheLastMultipliersItDescends(), start, 1e-6)
     assert finished
     assert end.value == -1.0
+
+
+@pytest.mark.parametrize(("promise", "looked_at"), [(False, 0), (True, 2), (None, 2)])
+def test_other_multipliers_are_left_alone_if_all_of_them_together_promise_nothing(monkeypatch, promise, looked_at):
+    pieces = SparsePieces.__new__(SparsePieces)
+    pieces.rows, pieces.units = SimpleNamespace(inequality=np.ones(3, bool)), lambda: Units(1.0, 1.0)
+    at = lambda *multiplier: ExactPoint(np.zeros(1), np.zeros(1), np.array(multiplier), np.zeros(3), value=0.0)
+    others, asked = [at(0.0, 2.0, 1.0), at(2.0, 0.0, 1.0)], []
+    monkeypatch.setattr("bilevax.solvers.default.pieces.sparse.other_multipliers", lambda setting, point: iter(others))
+    promises = lambda point, sides: asked.append(sides) or promise
+    assert len(list(pieces.other_readings(at(1.0, 1.0, 1.0), promises))) == looked_at
+    np.testing.assert_array_equal(asked, [[BIACTIVE, BIACTIVE, ACTIVE]])
 
 
 @pytest.mark.parametrize("reverse", [True, False])

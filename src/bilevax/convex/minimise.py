@@ -71,8 +71,12 @@ def minimise(
         # Started at the minimiser, a quadratic program of thousands of rows may be too flat to tell which are active.
         # Where the very first one was infeasible, another start makes no difference.
         hopeless = result.iterations == 1 and not np.isfinite(result.residual)
-        # A start that was settled has been: each row's multiplier or slack is next to nothing there.
-        told = result.sharp or (result.iterations == 0 and size > DENSE.basic_multipliers)
+        large = size > DENSE.basic_multipliers
+        if start is not None and large and not result.sharp and result.iterations > 0 and not hopeless:
+            # Near enough for a vertex of the multipliers to tell which rows are active.
+            result = _settled(objective, constraints, rows, result.y, tolerance) or result
+        # Where a start was settled they are told: each row's multiplier or slack is next to nothing there.
+        told = result.sharp or (result.iterations == 0 and large)
         doubtful = result.outcome is Outcome.INACCURATE or not told
         if start is not None and doubtful and not hopeless:
             cold = _newton(objective, constraints, *with_domain(objective, rows, np.zeros(size)), tolerance)

@@ -44,7 +44,11 @@ def least_norm(leading: int, matrix: Any, right: np.ndarray, nonnegative: np.nda
     everything = put_together(
         [[matrix, None], [-signs, None], [None, -1.0], [-1.0, None]], [count, len(nonnegative), 1, leading], [total, 1]
     )
-    everything = by_columns(everything) if isinstance(everything, np.ndarray) else sp.csc_matrix(everything)
+    if isinstance(everything, np.ndarray):
+        everything = by_columns(everything)
+    else:
+        everything = sp.csc_matrix(everything)
+        settings.direct_solve_method = "qdldl"  # faster on such sparse matrices than what Clarabel chooses
     bounds = np.concatenate([right / scale, np.zeros(len(nonnegative) + leading + 1)])
     cost, linear = sp.csc_matrix((total + 1, total + 1)), np.r_[np.zeros(total), 1.0]
     answer = conic(cost, linear, everything, bounds, cones, settings=settings)

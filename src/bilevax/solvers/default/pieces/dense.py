@@ -18,7 +18,7 @@ from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra, Expansion
 from bilevax.solvers.default.lower.domain import Domain, find_domain
 from bilevax.solvers.default.lower.row_space import RowSpace
 from bilevax.solvers.default.lower.rows import stack_rows
-from bilevax.solvers.default.pieces.descent import Step
+from bilevax.solvers.default.pieces.descent import Promises, Step
 from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
 from bilevax.solvers.default.pieces.row_steps import RowSteps, row_steps
 from bilevax.solvers.default.programs.box import box_step
@@ -107,7 +107,7 @@ class DensePieces:
         sides[np.setdiff1d(active[self.rows.inequality[active]], basis)] = BIACTIVE
         return [(point, sides)]
 
-    def other_readings(self, point: ExactPoint) -> Iterable[tuple[ExactPoint, np.ndarray]]:
+    def other_readings(self, point: ExactPoint, promises: Promises) -> Iterable[tuple[ExactPoint, np.ndarray]]:
         """Return none: see `readings`."""
         return []
 

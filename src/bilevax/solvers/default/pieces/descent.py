@@ -10,6 +10,7 @@ How a step is computed and brought back to an exact point is the business of the
 """
 
 import dataclasses
+import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -84,8 +85,11 @@ class Pieces(Protocol):
         """Yield the point with the sides of its constraints, in each way in which they can be read."""
         ...
 
-    def other_readings(self, point: ExactPoint) -> Iterable[tuple[ExactPoint, np.ndarray]]:
-        """Yield the same x and y with other multipliers, where they are not unique."""
+    def other_readings(self, point: ExactPoint, promises: "Promises") -> Iterable[tuple[ExactPoint, np.ndarray]]:
+        """Yield the same x and y with other multipliers, where they are not unique.
+
+        ``promises`` tells whether the model sees descent where constraints have certain sides; None if it cannot tell.
+        """
         ...
 
     def model(self, point: ExactPoint, trust: Any) -> Any:
@@ -99,6 +103,9 @@ class Pieces(Protocol):
     def polished(self, point: ExactPoint, trust: Any) -> ExactPoint | None:
         """Return the point as accurately as can be, at the end of a descent; None where nothing is left to do."""
         ...
+
+
+Promises = Callable[[ExactPoint, np.ndarray], bool | None]
 
 
 def exact_descent(
@@ -117,7 +124,8 @@ def exact_descent(
         if seen.step is None and seen.settled:
             # A step that f cannot tell is no reason to leave out the multipliers that are still to come.
             least = worth if last_look else rounding
-            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point), least)
+            promises = functools.partial(_promises, pieces, trust, rtol, least)
+            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point, promises), least)
         step, trial = seen.step, seen.trial
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
@@ -172,13 +180,7 @@ def _look(
 ) -> _Look:
     """Look for a step from each reading of a point until one is worth taking; it has to promise more than ``least``."""
     size, settled, disappointed = 1 + abs(point.value), True, None
-
-    def visible(step: Step) -> bool:
-        # Where Phi bends much, a slope may be left to see although the decrease along it is not.
-        steep = step.predicted > 1e-4 * pieces.resolution * size and step.slope > 1e-3 * rtol
-        steep = steep and step.length > _ROUNDING_OF_X * (1 + np.abs(point.x).max(initial=0.0))
-        return step.predicted > least and (step.predicted > pieces.resolution * size or steep)
-
+    visible = functools.partial(_visible, pieces, point, rtol, least)
     for start, sides in readings:
         for step in _steps(pieces, start, sides, trust, visible):
             if step is None:
@@ -190,6 +192,23 @@ def _look(
             if disappointed is None and not torn(step.end, pieces.units(start), step.sides).any():
                 disappointed = _Look(step, trial, settled)
     return _Look(None, None, settled) if disappointed is None else disappointed
+
+
+def _visible(pieces: Pieces, point: ExactPoint, rtol: float, least: float, step: Step) -> bool:
+    """Return whether a step promises more than ``least``, and something that can be told from nothing."""
+    resolution = pieces.resolution * (1 + abs(point.value))
+    # Where Phi bends much, a slope may be left to see although the decrease along it is not.
+    steep = step.predicted > 1e-4 * resolution and step.slope > 1e-3 * rtol
+    steep = steep and step.length > _ROUNDING_OF_X * (1 + np.abs(point.x).max(initial=0.0))
+    return step.predicted > least and (step.predicted > resolution or steep)
+
+
+def _promises(
+    pieces: Pieces, trust: Any, rtol: float, least: float, point: ExactPoint, sides: np.ndarray
+) -> bool | None:
+    """Return whether the model sees descent with these sides; None if it has no answer."""
+    step = pieces.model(point, trust).solve(sides)
+    return None if step is None else _visible(pieces, point, rtol, least, step)
 
 
 _ROUNDING = 1e-14  # the relative decrease of f that its value cannot tell

@@ -15,7 +15,7 @@ from bilevax._support.division import positive
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.lower.central import CentralLower
 from bilevax.solvers.default.pieces.conditions import conditions, point_at
-from bilevax.solvers.default.pieces.descent import Step
+from bilevax.solvers.default.pieces.descent import Promises, Step
 from bilevax.solvers.default.pieces.other_multipliers import other_multipliers
 from bilevax.solvers.default.pieces.point import BIACTIVE, ExactPoint, Units, classify
 from bilevax.solvers.default.pieces.restoration import restore
@@ -116,10 +116,20 @@ class SparsePieces:
         for margin in (EXACT.biactive, 0.0):
             yield point, classify(point, self.units(), self.rows.inequality, margin)
 
-    def other_readings(self, point: ExactPoint) -> Iterator[tuple[ExactPoint, np.ndarray]]:
-        """Yield the same x and y with other multipliers, where they are not unique."""
-        for other in other_multipliers(self, point):
-            yield other, classify(other, self.units(), self.rows.inequality, EXACT.biactive)
+    def other_readings(self, point: ExactPoint, promises: Promises) -> Iterator[tuple[ExactPoint, np.ndarray]]:
+        """Yield the same x and y with other multipliers, where they are not unique.
+
+        What is biactive with some of them is first taken to be with all: if not even that promises descent, none does.
+        """
+        read = lambda point: classify(point, self.units(), self.rows.inequality, EXACT.biactive)
+        others = [(other, read(other)) for other in other_multipliers(self, point)]
+        if len(others) > 1:
+            sides = read(point)
+            for _, seen in others:
+                sides = np.where(seen == BIACTIVE, seen, sides)
+            if promises(point, sides) is False:
+                return
+        yield from others
 
     def model(self, point: ExactPoint, trust: SparseTrust) -> "_Model":
         """Return the model of f around a point."""
