@@ -31,14 +31,14 @@ from bilevax.solvers.default.settings import CENTRAL
 from bilevax.solvers.default.smoothing.central_path import CentralPath
 from bilevax.solvers.default.smoothing.row_path import RowPath
 from bilevax.solvers.diary import Diary
+from known import present
 
 _N_X, _N_Y, _ROWS = 140, 280, 140
 
 
 @functools.cache
 def _problem(n_equalities: int = 0) -> bx.BilevelProblem:
-    equal = {"n_equalities": n_equalities}
-    return quadratic_problem(_N_X, _N_Y, _ROWS, upper="quadratic", condition=100.0, seed=1, **equal)
+    return quadratic_problem(_N_X, _N_Y, _ROWS, upper="quadratic", condition=100.0, seed=1, n_equalities=n_equalities)
 
 
 def _flat(n_equalities: int = 0) -> FlatProblem:
@@ -107,11 +107,11 @@ def test_the_smoothed_objective_is_that_of_the_central_path(monkeypatch):
     path: Any = direct.path(start)
     assert isinstance(path, RowPath)
     plain: Any = CentralPath(path.lower, path.start, path.first)
-    one, other = path.begin(), plain.begin()
+    one, other = present(path.begin()), present(plain.begin())
     nearby = x + 0.01 * np.random.default_rng(5).standard_normal(_N_X)
     for a, b in (
         (one, other),
-        (path.evaluate(nearby, one.smoothing, one), plain.evaluate(nearby, one.smoothing, other)),
+        (present(path.evaluate(nearby, one.smoothing, one)), present(plain.evaluate(nearby, one.smoothing, other))),
     ):
         assert a.value == pytest.approx(b.value, rel=1e-7)
         np.testing.assert_allclose(a.gradient, b.gradient, atol=1e-7 * np.abs(b.gradient).max())

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -247,7 +248,7 @@ def test_other_multipliers_are_looked_at_until_one_descends():
 
 @pytest.mark.parametrize(("promise", "looked_at"), [(False, 0), (True, 2), (None, 2)])
 def test_other_multipliers_are_left_alone_if_all_of_them_together_promise_nothing(monkeypatch, promise, looked_at):
-    pieces = SparsePieces.__new__(SparsePieces)
+    pieces: Any = SparsePieces.__new__(SparsePieces)
     pieces.rows, pieces.units = SimpleNamespace(inequality=np.ones(3, bool)), lambda: Units(1.0, 1.0)
     at = lambda *multiplier: ExactPoint(np.zeros(1), np.zeros(1), np.array(multiplier), np.zeros(3), value=0.0)
     others, asked = [at(0.0, 2.0, 1.0), at(2.0, 0.0, 1.0)], []
