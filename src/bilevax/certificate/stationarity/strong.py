@@ -26,6 +26,7 @@ from bilevax._support import clock
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.stationarity.least_norm import LeastNorm, least_norm
 from bilevax.certificate.tolerances import TOLERANCES
+from bilevax.convex.curvature import nearly_full
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.kink import Kink, Kinks
 from bilevax.exact.sensitivity import PointDerivatives
@@ -92,7 +93,9 @@ def strong_system(kinks: Kinks, weak: np.ndarray, sometimes: np.ndarray, unique_
     """
     point, active = kinks.point, kinks.active
     kind = np.where(active.equality, STRONG, np.where(sometimes, SOMETIMES_STRONG, np.where(weak, WEAK, STRONG)))
-    if unique_y and not point.upper.count and active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries:
+    # Of a full Hessian nothing would be gained by sparse rows: a program with it takes many times its memory.
+    few = active.a.shape[0] * active.a.shape[1] <= EXACT_SETTINGS.dense_entries or nearly_full(point.hessian)
+    if unique_y and not point.upper.count and few:
         kink = kinks.of(kind != STRONG)
         if kink is not None:
             return _eliminated(point, kink, kind)
