@@ -10,7 +10,10 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax.certificate.stationarity import strong
 from bilevax.exact import response, sensitivity
+from bilevax.exact.active_rows import Margin, active_rows, unit_rows
+from bilevax.exact.kink import Kinks
 from bilevax.exact.phi import evaluate
 from bilevax.exact.sensitivity import solve_kkt
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -161,3 +164,17 @@ def test_kkt_systems_share_the_factor_of_a_full_hessian(monkeypatch):
     monkeypatch.undo()
     twice = sp.csr_matrix(sp.vstack([rows, rows[:1]]))  # dependent rows need another
     assert solve_kkt(hessian, twice, np.append(right[:, 0], right[200, 0])) is not None
+
+
+def test_a_full_hessian_is_eliminated_however_many_rows_are_active(monkeypatch):
+    """A program with the Hessian in it would take many times its memory."""
+    monkeypatch.setattr(strong, "EXACT_SETTINGS", dataclasses.replace(EXACT_SETTINGS, dense_entries=1))
+    monkeypatch.setattr(strong, "_sparse", None)
+    flat, x = _flat(), np.random.default_rng(0).standard_normal(_N_X)
+    lower = evaluate(flat, x).lower
+    point, active = (
+        sensitivity.derivatives(flat, x, lower),
+        active_rows(flat, x, lower, unit_rows(flat, x, lower), Margin(1e-9, 1e-9)),
+    )
+    none = np.zeros(len(active.weak), bool)
+    assert strong.strong_system(Kinks(point, active), none, none, True).hessian.size == 0
