@@ -25,22 +25,32 @@ from bilevax.convex.settings import ACTIVE_SET, DENSE, RANK
 
 def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     """The minimiser near a point without multipliers, or the best point on the way to it."""
-    basic, large = None, at.y.size > DENSE.basic_multipliers
-    # Which rows are active is the question. Many variables that are curved each by itself are told without any: of the
-    # rows those are held that are violated where no other is.
-    separable = large and is_separable(rows, at)
-    if not (separable or (large and rows.only_equalities)):
-        close = rows_within(rows, at.y, ACTIVE_SET.guess_width)
-        if not large or isinstance(rows.matrix, np.ndarray) or nearly_full(at.hessian):
-            basic = basic_multipliers(rows, at, close)
-        elif (vertex := vertex_multipliers(rows, at, close)) is not None:
-            basic = vertex, np.zeros(0)
-    if basic is None:
-        basic = np.zeros(len(rows.lower)), np.zeros(len(rows.balls))
-    point = measure(at, rows, *basic)
+    nothing, large = (np.zeros(len(rows.lower)), np.zeros(len(rows.balls))), at.y.size > DENSE.basic_multipliers
+    if large and rows.only_equalities:
+        return _settled_from(rows, at, nothing, tolerance)
+    # Which rows are active is the question. Many variables that are curved each by itself are told without multipliers:
+    # of the rows those are held that are violated where no other is.
+    if large and is_separable(rows, at):
+        point = _settled_from(rows, at, nothing, tolerance, patient=True)
+        if np.count_nonzero(point.multipliers) <= at.y.size:  # more of them depend on each other
+            return point
+    close = rows_within(rows, at.y, ACTIVE_SET.guess_width)
+    if not large or isinstance(rows.matrix, np.ndarray) or nearly_full(at.hessian):
+        basic = basic_multipliers(rows, at, close)
+    else:
+        vertex = vertex_multipliers(rows, at, close)
+        basic = None if vertex is None else (vertex, nothing[1])
+    return _settled_from(rows, at, nothing if basic is None else basic, tolerance)
+
+
+def _settled_from(
+    rows: Rows, at: Local, multipliers: tuple[np.ndarray, np.ndarray], tolerance: float, patient: bool = False
+) -> Point:
+    """The minimiser near a point, given multipliers of rows and balls there, or that point."""
+    point = measure(at, rows, *multipliers)
     if point.error <= ACTIVE_SET.exact:
         return point
-    candidate = _newton_on_active(rows, point, _strongly_active(rows, point), patient=separable)
+    candidate = _newton_on_active(rows, point, _strongly_active(rows, point), patient)
     candidate = with_basic_multipliers(rows, candidate, tolerance)
     return candidate if candidate.error < point.error and candidate.at.finite else point
 
