@@ -107,7 +107,7 @@ def multistart(
         solver such as ``SFLCB(...)``, all starts in one program.
     time_limit
         Seconds for all starts together; starts not reached by then are left out, but for the first. The certificates,
-        together, take at most a tenth of that more, a second at least.
+        together, have to end within a second after that.
     executor
         A ``concurrent.futures`` executor for searches on the host and for certificates: a process pool, Dask's
         ``client.get_executor()``, one of Ray or mpi4py. Needs the extra ``parallel``. The answer does not depend on it;

@@ -64,8 +64,8 @@ def solve(
     rtol, atol
         Tolerances of the solver's stopping test; the certificate's stationarity has to be at most ``rtol``.
     max_steps, time_limit
-        Limits: steps (the solver's own default when absent) and seconds of the search. The certificate takes at most
-        a tenth of that more, a second at least, and else says that it is not ``complete``.
+        Limits: steps (the solver's own default when absent) and seconds of the search. The certificate has to end
+        within a second after that, and else says that it is not ``complete``.
     callback
         Called between chunks with a `Progress`; returning True stops the run.
     progress
