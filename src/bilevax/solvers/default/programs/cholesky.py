@@ -32,8 +32,6 @@ def half_solved(factor: np.ndarray, right: np.ndarray, overwrite: bool = False) 
 
 def wholly_solved(factor: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Return ``L'^-1 half``: the solution, given what `half_solved` returns."""
-    if half.ndim == 1:
-        return blas.dtrsv(factor, half) if half.size else half
     return blas.dtrsm(1.0, factor, half) if half.size else half
 
 
