@@ -145,6 +145,12 @@ _TABLE: dict[str, tuple[Callable[[Any, Any], Any], str, str, dict[str, Any]]] = 
     "comparison as number": (_unary(lambda y: (y > 0) * 1.0), "nonsmooth", "unknown", {}),
     "abs of x": (lambda x, y: jnp.sum((y - jnp.abs(x)) ** 2), "nonsmooth", "proven", {}),
     "stopped gradient": (lambda x, y: jax.lax.stop_gradient(y[0]) * y[0], "nonsmooth", "proven", {}),
+    "stopped equations": (
+        lambda x, y: jnp.sum(jnp.linalg.solve(jax.lax.stop_gradient(jnp.outer(y, y)) + _PSD, y) ** 2),
+        "nonsmooth",
+        "unknown",
+        {},
+    ),
     # quadratic functions
     "quadratic": (lambda x, y: 0.5 * y @ _PSD @ y + x @ y, "smooth", "proven", {}),
     "quadratic by einsum": (lambda x, y: jnp.einsum("i,ij,j", y, _PSD, y), "smooth", "proven", {}),
@@ -166,6 +172,8 @@ _TABLE: dict[str, tuple[Callable[[Any, Any], Any], str, str, dict[str, Any]]] = 
         "unknown",
         {},
     ),
+    "equations": (lambda x, y: jnp.sum(jnp.linalg.solve(jnp.outer(y, y) + _PSD, x) ** 2), "unknown", "unknown", {}),
+    "inverse": (lambda x, y: x @ jnp.linalg.inv(jnp.outer(y, y) + _PSD) @ x, "unknown", "unknown", {}),
     "gather at argmax": (lambda x, y: y[jnp.argmax(y)], "unknown", "unknown", {}),
 }
 

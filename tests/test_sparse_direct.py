@@ -296,6 +296,25 @@ def test_nearest_point_on_rows():
     assert contradicting is None
 
 
+def test_a_support_vector_machine_with_slack_variables_is_certified():
+    # g is linear in the slacks, and Phi so flat in the logarithms of penalties that only exact programs see its slope.
+    random, examples, features = np.random.default_rng(1), 30, 3
+    signs = lambda rows: np.sign(rows @ [1, -1, 0.3] + 0.7 * random.standard_normal(len(rows)))
+    inside, outside = random.standard_normal((examples, features)), random.standard_normal((40, features))
+    labels, judged = signs(inside)[:, None], signs(outside)
+    solution = bx.solve(
+        bx.BilevelProblem(
+            lambda x, y: jnp.mean(jnp.log1p(jnp.exp(-judged * (outside @ y[:features] + y[features])))),
+            lambda x, y: jnp.exp(x) @ y[:features] ** 2 / 2 + 1e-4 * y[features] ** 2 + jnp.sum(y[features + 1 :]),
+            bx.LinearCoupling(A=np.hstack([labels * inside, labels, np.eye(examples)]), lower=1.0),
+            x_set=bx.Box(-6.0, 6.0),
+            y_set=bx.Box(np.where(np.arange(features + 1 + examples) <= features, -np.inf, 0.0), np.inf),
+        ),
+        np.zeros(features),
+    )
+    assert solution.success, solution.message
+
+
 def test_large_sparse_problems_are_solved_directly():
     size = 7000
     target = np.linspace(-1, 1, size)

@@ -177,7 +177,8 @@ class Program:
         if name == "custom_linear_solve":
             lengths, solve = params["const_lengths"], params["jaxprs"].solve
             first = lengths.matvec + lengths.vecmat
-            arguments = inputs[first : first + lengths.solve] + inputs[sum(lengths) :]
+            matrix, factors = inputs[: lengths.matvec], inputs[first : first + lengths.solve]
+            arguments = [self._factored(slot, matrix) for slot in factors] + inputs[sum(lengths) :]
             return self._inline(solve.jaxpr, solve.consts, arguments, calls, source)
         inner = next((params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params), None)
         if inner is not None and name not in ("scan", "while"):
@@ -244,6 +245,16 @@ class Program:
         except Exception:
             return None
 
+    def _factored(self, slot: int, matrix: Sequence[int]) -> int:
+        """Return a factor of the matrix, without the ``stop_gradient`` before it: what JAX derives is the equation."""
+        makers = {out: op for op in self.ops for out in op.outputs}
+        if (op := makers.get(slot)) is None:
+            return slot
+        stopped = {each: makers[each].inputs[0] for each in op.inputs if _stops(makers.get(each))}
+        inputs = [stopped[each] if stopped.get(each) in matrix else each for each in op.inputs]
+        types = [jax.ShapeDtypeStruct(self.shapes[out], float if self.floating[out] else int) for out in op.outputs]
+        return self._add(op.name, inputs, op.params, types, op.calls, op.source)[op.outputs.index(slot)]
+
     def _cond(self, eqn: Any, inputs: list[int], calls: tuple[str, ...], source: Any) -> Sequence[int]:
         """Add all branches and a choice between their results; functions without effects do not tell the difference."""
         branches = eqn.params["branches"]
@@ -304,6 +315,10 @@ class Program:
 
     def _reshape(self, slot: int, aval: Any, calls: tuple[str, ...], source: Any) -> int:
         return self._add("reshape", [slot], {"new_sizes": aval.shape}, [aval], calls, source)[0]
+
+
+def _stops(op: Op | None) -> bool:
+    return op is not None and op.name == "stop_gradient"
 
 
 def _primitives(jaxpr: Jaxpr) -> tuple[str, ...]:

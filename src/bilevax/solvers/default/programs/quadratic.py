@@ -133,11 +133,14 @@ def solve_by_rows(
 
 
 def solve_sparse_qp(
-    hessian: Any, gradient: np.ndarray, matrix: Any, lower: np.ndarray, upper: np.ndarray
+    hessian: Any, gradient: np.ndarray, matrix: Any, lower: np.ndarray, upper: np.ndarray, sharp: bool = False
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the minimiser as `solve_qp` does, without sharpening, and the rows' multipliers."""
-    solved = _interior_point(_Program(hessian, gradient, sp.csr_matrix(matrix), lower, upper, ()))
-    return None if solved is None else (solved[0], solved[2])
+    """Return the minimiser as `solve_qp` does, by default without sharpening, and the rows' multipliers."""
+    program = _Program(hessian, gradient, sp.csr_matrix(matrix), lower, upper, ())
+    if (solved := _interior_point(program)) is None:
+        return None
+    v, side, multipliers, _ = solved
+    return (_sharpen(program, v, side) if sharp else v), multipliers
 
 
 def nearest_on_rows(
