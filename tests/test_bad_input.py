@@ -3,6 +3,7 @@
 Beside this: wrong couplings, sets, operators, networks and data sets are refused in the tests of their own files.
 """
 
+import math
 import re
 from typing import Any
 
@@ -252,6 +253,10 @@ def test_files_that_are_not_there(tmp_path, reader):
         (bx.solve, "momentum", "it has problem, x0, y0"),
         (bx.multistart, "seed", "did you mean key?"),
         (bx.certify, "tol", "it has problem, x, y"),
+        (bx.compare, "verbose", "did you mean progress?"),
+        (bx.prove, "tol", "did you mean gap?"),
+        (bx.BilevelProblem, "bounds", "did you mean x_set?"),
+        (bx.BilevelProblem, "sense", "to maximise, minimise the negative: upper=lambda x, y: -profit(x, y)."),
     ],
 )
 def test_arguments_of_other_libraries_are_answered_by_ours(function, wrong, hint):
@@ -269,3 +274,16 @@ def test_numpy_in_an_objective_is_answered_by_jax_numpy():
     problem = bx.BilevelProblem(lambda x, y: np.exp(np.asarray(y)) + x, lambda x, y: (y - x) ** 2, y_like=0.0)
     with pytest.raises(ValueError, match=r"upper: .*use jax\.numpy"):
         bx.certify(problem, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("upper", "hint"),
+    [
+        (lambda x, y: np.exp(y), "a function of NumPy was called; use jax.numpy."),
+        (lambda x, y: math.exp(x) * y, "a function of Python (math, float, int, range) was called; use jax.numpy."),
+        (lambda x, y: y if x > 0 else y**2, "an `if` asked for a value that is not known while JAX traces it"),
+    ],
+)
+def test_what_cannot_be_traced_is_answered_by_what_can(upper, hint):
+    with pytest.raises(ValueError, match=re.escape(f"upper: {hint}")):
+        bx.solve(bx.BilevelProblem(upper, lambda x, y: (y - x) ** 2, y_like=0.0), 0.5)

@@ -21,6 +21,7 @@ def test_toy_finds_all_four_minima_ranked_by_certified_value():
     assert all(solution.success for solution in found)
     assert len(found.answer_of) == len(found.statuses) == 16
     assert "4 distinct answers from 16 starts" in str(found)
+    assert found._repr_html_().count("<tr>") == 5
 
 
 def test_compiled_solver_runs_all_starts_in_one_program():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from jaxtyping import PyTree
 
 from bilevax._support import html
 from bilevax._support.elsewhere import as_they_come, chosen_executor, pickled, unpickled
+from bilevax._support.hints import refuse_unknown
 from bilevax._support.precision import float64
 from bilevax._support.tables import aligned
 from bilevax.driver.solution import Solution
@@ -190,6 +192,7 @@ def compare(
     >>> [row["certified"] for row in found.rows()]
     [True, True]
     """
+    refuse_unknown("compare", [*inspect.signature(compare).parameters, *inspect.signature(solve).parameters], options)
     solvers = {"default": Default(), "SFLCB": SFLCB()} if solvers is None else solvers
     if not isinstance(solvers, Mapping) or not solvers:
         raise ValueError(f"solvers: expected a dictionary of solver objects by name, got {solvers!r}.")

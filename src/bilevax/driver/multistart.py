@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax._support import trees
+from bilevax._support import html, trees
 from bilevax._support.clock import deadline
 from bilevax._support.elsewhere import chosen_executor, opened
 from bilevax._support.hints import names_arguments
@@ -69,13 +69,27 @@ class Multistart:
     def __iter__(self) -> Iterator[Solution]:
         return iter(self.solutions)
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[tuple[str, str, str]]:
         counts = np.bincount(self.answer_of[self.answer_of >= 0], minlength=len(self))
-        lines = [
-            f"  {solution.value:<16.9g} {solution.status!s:<18} from {count} starts"
+        return [
+            (f"{solution.value:.9g}", str(solution.status), f"from {_counted(count, 'start')}")
             for solution, count in zip(self.solutions, counts, strict=True)
         ]
-        return f"{len(self)} distinct answers from {len(self.answer_of)} starts\n" + "\n".join(lines)
+
+    def __str__(self) -> str:
+        lines = [f"  {value:<16} {status:<18} {starts}" for value, status, starts in self._lines()]
+        return "\n".join([self._title, *lines])
+
+    def _repr_html_(self) -> str:
+        return f"<b>{self._title}</b>" + html.table(("value", "status", ""), self._lines())
+
+    @property
+    def _title(self) -> str:
+        return f"{_counted(len(self), 'distinct answer')} from {_counted(len(self.answer_of), 'start')}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @names_arguments

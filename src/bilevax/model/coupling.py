@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from jaxtyping import PyTree
 
 from bilevax._support import trees
+from bilevax._support.hints import of_tracing
 from bilevax.model.bounds import first_pair, one_per_leaf, row_bound
 from bilevax.model.operators import LinearMap, Zero, as_linear_map, probe_columns
 
@@ -208,8 +209,8 @@ class FunctionCoupling(Coupling):
         try:
             rows = jax.eval_shape(self.value, x, y, data)
         except Exception as error:
-            if isinstance(error, jax.errors.TracerArrayConversionError):
-                raise ValueError(f"{name}: a function of NumPy was called in the rows; use jax.numpy.") from error
+            if (advice := of_tracing(error)) is not None:
+                raise ValueError(f"{name}: {advice}.") from error
             raise ValueError(
                 f"{name}: the function failed on x = {trees.describe(x)} and y = {trees.describe(y)}: "
                 f"{type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from bilevax._support import trees
+from bilevax._support.hints import names_arguments, of_tracing
 from bilevax._support.memory import Frozen, remembered
 from bilevax.model.coupling import Coupling, Respond, RowForm, as_couplings
 from bilevax.model.sets import ConvexSet, Free
@@ -65,6 +66,7 @@ class BilevelProblem(eqx.Module):
     upper_rows_form: RowForm = eqx.field(static=True)
     choice: Choice = eqx.field(static=True)
 
+    @names_arguments
     def __init__(
         self,
         upper: Callable[..., Float[Array, ""]],
@@ -309,8 +311,8 @@ def _check_objective(name: str, objective: Callable, arguments: dict[str, PyTree
     try:
         out = jax.eval_shape(objective, *arguments.values())
     except Exception as error:
-        if isinstance(error, jax.errors.TracerArrayConversionError):
-            raise ValueError(f"{name}: a function of NumPy was called in the objective; use jax.numpy.") from error
+        if (advice := of_tracing(error)) is not None:
+            raise ValueError(f"{name}: {advice}.") from error
         given = [f"{each} = {trees.describe(arguments[each])}" for each in arguments if each != "data"]
         raise ValueError(
             f"{name}: the objective failed when called as fn({', '.join(arguments)}) with {', '.join(given[:-1])} and "
