@@ -207,3 +207,24 @@ def test_near_a_minimiser_on_bounds_where_phi_curves_down_steps_converge_quadrat
     solution = bx.solve(problem, np.full(12, 0.5), solver=bx.Default())
     assert solution.success
     assert np.sum(solution.history["phase"] == "exact descent") <= 20
+
+
+def test_where_g_had_to_be_lifted_the_end_is_without_the_lift():
+    # An elastic net whose weights are differences: no curvature along their sums. The lift shifts answers by 1e-6.
+    random, features, weights = np.random.default_rng(6), 6, np.array([2, -1, 0, 0, 0.5, 0])
+    draw = lambda count: (rows := random.standard_normal((count, features)), rows @ weights)
+    noise = lambda: 0.5 * random.standard_normal(40)
+    (inside, exact), (outside, truth) = draw(40), draw(40)
+    measured, judged = exact + noise(), truth + noise()
+    net = bx.BilevelProblem(
+        lambda x, y: jnp.mean((outside @ (y[:features] - y[features:]) - judged) ** 2),
+        lambda x, y: (
+            jnp.mean((inside @ (y[:features] - y[features:]) - measured) ** 2) / 2
+            + jnp.exp(x[1]) / 2 * jnp.sum((y[:features] - y[features:]) ** 2)
+        ),
+        bx.LinearCoupling(A=np.ones((1, 2 * features)), B=[[-1.0, 0.0]], upper=0.0),
+        x_set=bx.Box([0.1, -8.0], [8.0, 3.0]),
+        y_set=bx.NonNegative(),
+    )
+    solution = bx.solve(net, [2.0, -2.0])
+    assert solution.success, solution.message

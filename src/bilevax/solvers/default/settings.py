@@ -22,6 +22,7 @@ class Sizes:
     few_rows: int = 500  # up to here the compliance of rows is an array even where they are more than the variables
     entries_of_an_array: int = 1_000_000  # zeros included, up to which the rows' part in x is an array in any case
     few_variables: int = 1500  # of the lower level, up to which any number of rows is no reason against arrays
+    unlifted: int = 400  # up to here a descent on a g that had to be lifted ends without the lift
     newton: int = 1000  # entries of x up to which second derivatives of the smoothed objective pay
 
 

@@ -131,6 +131,12 @@ class DensePieces:
         return self._expanded[1]
 
     @property
+    def lifted(self) -> bool:
+        """Whether g had to be lifted, in a problem that is small enough to do without at the end."""
+        few = max(self.flat.n_x, self.flat.n_y, self.rows.count) <= SIZES.unlifted
+        return self.algebra.lift > 0.0 and few and not self.rows.balls and self.flat.problem.choice == "optimistic"
+
+    @property
     def large(self) -> bool:
         """Whether descents are worth their time only if they promise the best value yet."""
         return self.row_steps() is not None

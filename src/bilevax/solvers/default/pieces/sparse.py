@@ -72,6 +72,7 @@ class SparsePieces:
     resolution = EXACT.sparse_resolution
     lands_anywhere = False
     large = False  # there is one descent
+    lifted = False
     descends = True
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, central: CentralLower):
@@ -99,8 +100,12 @@ class SparsePieces:
 
     def resume(self, x: np.ndarray, y: np.ndarray, coupled: np.ndarray) -> ExactPoint | None:
         """Return an exact point next to an earlier answer, on its piece; None where that piece has none near."""
+        return self.near(x, y, self.rows.multipliers(coupled)[: self.rows.general])
+
+    def near(self, x: np.ndarray, y: np.ndarray, general: np.ndarray) -> ExactPoint | None:
+        """Return an exact point next to x and y, on the piece that the general rows' multipliers tell."""
         self.central.start(x, y)
-        guess, _ = point_at(self, x, y, self.rows.multipliers(coupled)[: self.rows.general])
+        guess, _ = point_at(self, x, y, general)
         return restore(self, guess, classify(guess, self.units(), self.rows.inequality, 0.0))
 
     def units(self, point: ExactPoint | None = None) -> Units:
