@@ -68,13 +68,13 @@ def solve_saddle_point(
     free, others = np.flatnonzero(free), np.flatnonzero(others)
     move, multipliers = np.zeros(size), np.zeros(right_rows.size)
     move[fixed] = right_rows[single] / pivot
-    block: Any = second[free][:, free]
-    rest = matrix[others]
-    right = np.concatenate([(right_y - second @ move)[free], right_rows[others] - rest @ move])
+    right = np.concatenate([(right_y - second @ move)[free], (right_rows - matrix @ move)[others]])
     # Variables in the units of their curvature and rows of length 1 keep the cut-off of least squares meaningful.
     unit = own_units(hessian)[free]
-    border = rest[:, free] if dense else sparse.csr_matrix(rest[:, free]) @ sparse.diags_array(unit)
-    border = border * unit if dense else border
+    block: Any = second[free][:, free] if dense else part(second, free, free)
+    border: Any = matrix[others][:, free] * unit if dense else part(matrix, others, free)
+    if not dense:
+        border.data *= unit[border.indices]
     length = np.linalg.norm(border, axis=1) if dense else scipy.sparse.linalg.norm(border, axis=1)
     length = np.where(length > 0, length, 1.0)
     right[: free.size] *= unit
@@ -89,11 +89,31 @@ def solve_saddle_point(
         saddle[: free.size, free.size :] = border.T
         answer = _dense_solution(saddle, right)
     else:
-        border, units = sparse.diags_array(1 / length) @ border, sparse.diags_array(unit)
-        answer = _sparse_solution(sparse.csc_matrix(units @ block @ units), border, right, last or LastFactor())
+        border.data *= np.repeat(1 / length, np.diff(border.indptr))
+        block.data *= unit[block.indices]
+        block.data *= np.repeat(unit, np.diff(block.indptr))
+        answer = _sparse_solution(block, border, right, last or LastFactor())
     move[free], multipliers[others] = unit * answer[: free.size], answer[free.size :] / length
-    multipliers[single] = (right_y - second @ move - rest.T @ multipliers[others])[fixed] / pivot
+    multipliers[single] = (right_y - second @ move - matrix.T @ multipliers)[fixed] / pivot
     return move, multipliers
+
+
+def part(matrix: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """Some rows and columns, in order, of a sparse matrix: a copy, several times faster than SciPy's by indices."""
+    by_columns = matrix.format == "csc"
+    major, minor = (columns, rows) if by_columns else (rows, columns)
+    count, others = np.diff(matrix.indptr), matrix.shape[0 if by_columns else 1]
+    begin, count = matrix.indptr[major], count[major]
+    ends = np.cumsum(count)
+    entries = np.repeat(begin - ends + count, count) + np.arange(ends[-1] if ends.size else 0)
+    place = np.full(others, -1, matrix.indices.dtype)
+    place[minor] = np.arange(minor.size)
+    index = place[matrix.indices[entries]]
+    kept = index >= 0
+    total = np.append(0, np.cumsum(kept))
+    indptr = total[np.append(0, ends)].astype(matrix.indptr.dtype)
+    parts = matrix.data[entries[kept]], index[kept], indptr
+    return type(matrix)(parts, shape=(rows.size, columns.size))
 
 
 def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -108,13 +128,17 @@ def _sparse_solution(
     block: sparse.csc_matrix, border: sparse.csr_matrix, right: np.ndarray, last: LastFactor
 ) -> np.ndarray:
     """Solve [block border'; border 0] z = right, which may be singular but has a solution."""
-    saddle = sparse.block_array([[block, border.T], [border, None]], format="csc")
-    solve = _regularised_solver(block, border, saddle, last)
+    size = block.shape[0]
+    across, solve = sparse.csc_matrix(border.T), _regularised_solver(block, border, last)
+
+    def times(vector: np.ndarray) -> np.ndarray:
+        return np.concatenate([block @ vector[:size] + across @ vector[size:], border @ vector[:size]])
+
     answer, error = np.zeros_like(right), right
     # Refinement against the system without the regularisation removes its effect on the range.
     for _ in range(RANK.max_refinements):
         trial = answer + solve(error)
-        trial_error = right - saddle @ trial
+        trial_error = right - times(trial)
         if not np.max(abs(trial_error)) < np.max(abs(error)):
             break
         answer, error = trial, trial_error
@@ -122,7 +146,7 @@ def _sparse_solution(
 
 
 def _regularised_solver(
-    block: sparse.csc_matrix, border: sparse.csr_matrix, saddle: sparse.csc_matrix, last: LastFactor
+    block: sparse.csc_matrix, border: sparse.csr_matrix, last: LastFactor
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return the solver of the system with a small multiple of the identity added to its block, taken from its zero."""
     weight, size, count = RANK.regularisation, block.shape[0], border.shape[0]
@@ -135,8 +159,11 @@ def _regularised_solver(
         with contextlib.suppress(np.linalg.LinAlgError):
             factor = scipy.linalg.cho_factor(schur, check_finite=False)
             return functools.partial(_solve_by_rows, inverse, border, factor)
-    regular = np.repeat([weight, -weight], [size, count])
-    return last.solver(sparse.csc_matrix(saddle + sparse.diags_array(regular)))
+    rows, regular, diagonal = border.tocoo(), np.repeat([weight, -weight], [size, count]), np.arange(size + count)
+    data = np.concatenate([entries.data, rows.data, rows.data, regular])
+    row = np.concatenate([entries.row, size + rows.row, rows.col, diagonal])
+    col = np.concatenate([entries.col, rows.col, size + rows.row, diagonal])
+    return last.solver(sparse.csc_matrix((data, (row, col)), shape=(size + count, size + count)))
 
 
 def _solve_by_rows(inverse: np.ndarray, border: sparse.csr_matrix, factor: Any, error: np.ndarray) -> np.ndarray:
