@@ -129,6 +129,9 @@ def exact_descent(
         step, trial = seen.step, seen.trial
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
+        if finished and step is not None and not (last_look or pieces.lands_anywhere):
+            crawled = EXACT.crawl  # with these multipliers: the others are still to come
+            continue
         if finished or (last_look and step is None):
             break
         if step is not None and point.value - step.predicted > below:
