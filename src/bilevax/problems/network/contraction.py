@@ -11,6 +11,7 @@ one in which the other does.
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -48,8 +49,22 @@ class Contraction:
     conservation: sp.csr_matrix
     load: sp.csr_matrix
 
-    def problem(self, minimal_share: float) -> BilevelProblem:
-        """Return the bilevel problem, with the couplings conservation and capacity, in this order."""
+    @property
+    def existing(self) -> np.ndarray:
+        """What is built already of the capacities that count."""
+        existing = self.part.network.existing
+        return np.zeros(self.load.shape[0]) if existing is None else self.capacities(existing[self.part.links])
+
+    @functools.cached_property
+    def pair(self) -> np.ndarray:
+        """The pair of each flow and share."""
+        pairs = len(self.part.pairs)
+        pair = np.append(np.zeros(self.conservation.shape[1] - pairs, int), np.arange(pairs))
+        pair[self.column[self.column >= 0]] = self.part.flow_pair[self.column >= 0]
+        return pair
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of both objectives."""
         network, links, pairs = self.part.network, self.part.links, self.part.pairs
         groups, flows = self.load.shape[0], self.conservation.shape[1] - len(pairs)
         used, of_flow = self.group >= 0, self.column >= 0
@@ -57,6 +72,19 @@ class Contraction:
         cost = network.cost[links]
         every = np.bincount(self.column[of_flow], time[of_flow], minlength=flows + len(pairs))
         demand, outside, revenue = (getattr(network, name)[pairs] for name in ("demand", "outside", "revenue"))
+        return {
+            "flow_time": every[:flows],
+            # What every traveller of a pair spends on the way takes as much from the outside option's time.
+            "outside": outside - every[flows:] / demand,
+            "cost": np.bincount(self.group[used], cost[used], minlength=groups),
+            "fixed": float(cost[~used] @ self._unused[~used]),
+            "demand": demand,
+            "revenue": revenue,
+        }
+
+    def problem(self, minimal_share: float) -> BilevelProblem:
+        """Return the bilevel problem, with the couplings conservation and capacity, in this order."""
+        groups, pairs = self.load.shape[0], len(self.part.pairs)
         coupling = [LinearCoupling(A=self.load, B=-sp.eye(groups), upper=0.0)]
         if self.conservation.shape[0]:
             coupling = [LinearCoupling(A=self.conservation, lower=0.0, upper=0.0), *coupling]
@@ -64,18 +92,10 @@ class Contraction:
             upper=_loss,
             lower=travel,
             coupling=coupling,
-            x_set=NonNegative() if network.existing is None else Box(self.capacities(network.existing[links]), np.inf),
+            x_set=NonNegative() if self.part.network.existing is None else Box(self.existing, np.inf),
             y_set=Product({"flow": Box(0.0, 1.0), "share": Box(minimal_share, 1 - minimal_share)}),
-            data={
-                "flow_time": every[:flows],
-                # What every traveller of a pair spends on the way takes as much from the outside option's time.
-                "outside": outside - every[flows:] / demand,
-                "cost": np.bincount(self.group[used], cost[used], minlength=groups),
-                "fixed": float(cost[~used] @ self._unused[~used]),
-                "demand": demand,
-                "revenue": revenue,
-            },
-            y_like={"flow": np.zeros(flows), "share": np.zeros(len(pairs))},
+            data=self.numbers(),
+            y_like={"flow": np.zeros(self.conservation.shape[1] - pairs), "share": np.zeros(pairs)},
         )
 
     def capacities(self, of_links: np.ndarray) -> np.ndarray:

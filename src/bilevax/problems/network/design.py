@@ -8,14 +8,12 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import PyTree
 
-from bilevax.driver.multistart import multistart
 from bilevax.driver.solution import Solution
-from bilevax.driver.solve import solve
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network import json_file, marginal, networkx_graph
 from bilevax.problems.network.arrays import Nodes, plain_names, spread
-from bilevax.problems.network.contraction import contracted
 from bilevax.problems.network.data import Network
+from bilevax.problems.network.existing_roads import solve_on_roads
 from bilevax.problems.network.prices import Priced
 from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.roads import Rates, derive
@@ -257,7 +255,8 @@ class NetworkDesign(Network):
         pruned to them, and no unbuilt link, pair of links or route that was priced would pay; `marginal_values` tells
         what each unbuilt link is worth. ``value`` is minus the utility, as for `problem`.
 
-        Where capacities exist already, or ways are restricted by ``detour``, this is `bilevax.solve` of `problem`.
+        Where capacities exist already, or ways are restricted by ``detour``, this is `bilevax.solve` of `problem`, and
+        where all of them exist it starts from where a search with smoothed travellers leads.
 
         Parameters
         ----------
@@ -283,31 +282,9 @@ class NetworkDesign(Network):
         """
         check_starts(starts, x0, len(self.tail))
         if self.detour is not None or (self.existing is not None and np.any(self.existing > 0)):
-            return self._solved_as_a_whole(x0, starts, time_limit, progress, rtol, key)
+            first = self.start() if x0 is None else np.asarray(x0, np.float64)
+            return solve_on_roads(self, first, starts, time_limit, progress, rtol, key, MINIMAL_SHARE)
         return solve_by_prices(self, x0, starts, time_limit, progress, rtol, key)
-
-    def _solved_as_a_whole(
-        self, x0: Any, starts: int, time_limit: float | None, progress: bool | None, rtol: float, key: int
-    ) -> Solution:
-        """Return the answer of `bilevax.solve`, or the best of `bilevax.multistart`, for the contracted problem."""
-        small = contracted(whole(self))
-        problem = small.problem(MINIMAL_SHARE)
-        first = small.capacities(self.start() if x0 is None else np.asarray(x0, np.float64))
-        if starts == 1:
-            solution = solve(problem, first, time_limit=time_limit, progress=progress, rtol=rtol)
-        else:
-            least = 0.0 if self.existing is None else small.capacities(self.existing)
-            factors = np.random.default_rng(key).uniform(0.0, 2.0, (starts - 1, len(first)))
-            points = np.vstack([first, np.maximum(least, factors * first)])
-            solution = multistart(problem, points, time_limit=time_limit, rtol=rtol).best
-        certificate = small.restored(solution.certificate)
-        return dataclasses.replace(
-            solution,
-            x=small.links(np.asarray(solution.x)),
-            y=certificate.y,
-            multipliers=certificate.multipliers,
-            certificate=certificate,
-        )
 
     def marginal_values(self, solution: Any) -> dict[str, np.ndarray]:
         """Return what a unit of each unbuilt link's capacity is worth next to a design, as columns.

@@ -124,3 +124,47 @@ class SolvingSettings:
 
 
 SOLVING = SolvingSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class RoadSettings:
+    """The search on existing roads, with smoothed travellers."""
+
+    # The first barrier, what is left of it from stage to stage, and the number of stages.
+    barrier: float = 0.1
+    tightening: float = 0.5
+    stages: int = 21
+    # Steps of a stage, and trials of one of them, each with a quarter of the radius. A step needs this part of what was
+    # predicted; below the second part the radius shrinks, above the third it grows, if it was what limited the step.
+    steps: int = 8
+    trials: int = 8
+    enough: float = 1e-3
+    poor: float = 0.25
+    good: float = 0.5
+    # A stage ends where a step promised less than this times the barrier, relative to 1 + the utility.
+    worth: float = 0.03
+    # The first radius, relative to the capacities.
+    radius: float = 0.3
+    # Rounds of a step's program in its box, what it may leave, relative, and when a bound is near, relative to the box.
+    box_rounds: int = 60
+    box_accuracy: float = 1e-8
+    box_margin: float = 1e-3
+    # Newton's method for the travellers: steps, the share of the way to what is not allowed that one may go, and the
+    # same for a prediction along the tangent. A step aims at this part of the mean product of what has a barrier,
+    # unless the one before it was short.
+    newton_steps: int = 60
+    reach: float = 0.995
+    predicted_reach: float = 0.9
+    centring: float = 0.1
+    short: float = 0.3
+    # What may be missing, relative, before the last step, and how far products may be from the barrier.
+    near: float = 1e-4
+    near_products: float = 1e-2
+    # Flows, prices and spare capacities to start from.
+    first: float = 0.3
+    # Pairs with so many variables more, or so many times as many, are filled up to the same size.
+    like_size: int = 3
+    like_part: float = 1.4
+
+
+ROADS = RoadSettings()

@@ -1,0 +1,134 @@
+"""`NetworkDesign.solve` where links exist already, or ways are restricted: all of the network, contracted.
+
+Where everything exists, every pair is served whatever is built, and travellers can be smoothed: `road_search` finds the
+basin, from each start, and `bilevax.solve` goes on from there: exact descent and certificate. Without roads to begin
+with `bilevax.solve` does all of it.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from bilevax._support.clock import OutOfTime, deadline
+from bilevax.certificate.status import Status
+from bilevax.driver.arguments import Limits, check_limits
+from bilevax.driver.multistart import multistart
+from bilevax.driver.solution import Solution
+from bilevax.driver.solve import solve
+from bilevax.driver.watch import Watch
+from bilevax.model.problem import BilevelProblem
+from bilevax.problems.network.contraction import Contraction, contracted
+from bilevax.problems.network.data import Network
+from bilevax.problems.network.restriction import whole
+from bilevax.problems.network.road_search import search
+from bilevax.problems.network.settings import SOLVING
+from bilevax.problems.network.smoothed import SmoothLoss
+
+_LEAST_TIME = 1e-3  # seconds, where none are left
+
+
+def solve_on_roads(
+    network: Network,
+    x0: np.ndarray,
+    starts: int,
+    time_limit: float | None,
+    progress: bool | None,
+    rtol: float,
+    key: int,
+    minimal_share: float,
+) -> Solution:
+    """Return the best answer for the contracted network, as one of the network; see `NetworkDesign.solve`."""
+    check_limits(rtol, 0.0, None, time_limit)
+    watch = Watch(time.monotonic(), Limits(rtol, 0.0, starts + 1, time_limit), None, progress)
+    small = contracted(whole(network))
+    problem, first = small.problem(minimal_share), small.capacities(x0)
+    factors = np.random.default_rng(key).uniform(0.0, 2.0, (starts - 1, len(first)))
+    points = np.vstack([first, np.maximum(small.existing, factors * first)])
+    found = _searched(small, points, watch) if np.all(small.existing > 0) else []
+    watch.close()
+    best = _best(small, problem, found, watch) if found else _from_scratch(problem, points, watch)
+    if watch.ended is Status.INTERRUPTED and not best.success:  # by no callback of the user's
+        told = best.message.replace(Status.CALLBACK.value, Status.INTERRUPTED.value)
+        best = dataclasses.replace(best, status=Status.INTERRUPTED, message=told)
+    certificate = small.restored(best.certificate)
+    return dataclasses.replace(
+        best,
+        x=small.links(np.asarray(best.x)),
+        y=certificate.y,
+        multipliers=certificate.multipliers,
+        certificate=certificate,
+        stats=best.stats | {"time": time.monotonic() - watch.began},
+    )
+
+
+def _best(small: Contraction, problem: BilevelProblem, found: list[SmoothLoss], watch: Watch) -> Solution:
+    """Return the answer next to the best point, or next to the first one whose answer is proven."""
+    best: Solution | None = None
+    for point in found[: SOLVING.most_judged]:
+        start = _as_solution(small, point)
+        solution = solve(problem, start.x, warm_start=start, **_asked(watch))
+        best = solution if best is None or _rank(solution) > _rank(best) else best
+        if best.success or watch.ended is not None or time.monotonic() >= watch.ends:
+            break
+    assert best is not None
+    return best
+
+
+def _from_scratch(problem: BilevelProblem, points: np.ndarray, watch: Watch) -> Solution:
+    asked = _asked(watch)
+    if len(points) == 1:
+        return solve(problem, points[0], **asked)
+    return multistart(problem, points, rtol=asked["rtol"], time_limit=asked["time_limit"]).best
+
+
+def _asked(watch: Watch) -> dict[str, Any]:
+    """Return what is left of the limits; a run that was interrupted is only certified."""
+    return {
+        "rtol": watch.limits.rtol,
+        "time_limit": None if watch.limits.time_limit is None else max(watch.ends - time.monotonic(), _LEAST_TIME),
+        "progress": watch.show,
+        "callback": (lambda _: True) if watch.ended is Status.INTERRUPTED else None,
+    }
+
+
+def _rank(solution: Solution) -> tuple[bool, float]:
+    """Return what makes one answer better than another: a proof, then the value."""
+    return solution.success, -np.nan_to_num(solution.value, nan=np.inf)
+
+
+def _searched(small: Contraction, points: np.ndarray, watch: Watch) -> list[SmoothLoss]:
+    """Return where the starts led, as far as there was time, the best first."""
+    found: dict[int, SmoothLoss] = {}
+    try:
+        with deadline(watch.ends):
+            for number, x in enumerate(points):
+                for point in search(small, x):
+                    found[number] = point
+                    numbers = {"phase": f"start {number + 1}/{len(points)}", "upper": point.value}
+                    watch.look(number, None, None, numbers)
+    except OutOfTime:
+        watch.ended = Status.TIME_LIMIT
+    except KeyboardInterrupt:
+        watch.ended = Status.INTERRUPTED
+    return sorted(found.values(), key=lambda point: point.value)
+
+
+def _as_solution(small: Contraction, point: SmoothLoss) -> Solution:
+    """Return a point as something to go on from."""
+    at, conserved = point.at, small.conservation.shape[0]
+    flow, share = np.split(at.y, [-len(small.part.pairs)])
+    rows = (at.rows[:conserved], at.rows[conserved:])
+    return Solution(
+        x=at.x,
+        y={"flow": flow, "share": share},
+        value=point.value,
+        multipliers=rows if conserved else rows[1:],
+        status=Status.STALLED,
+        success=False,
+        message="",
+        certificate=None,
+        history={},
+        stats={},
+    )
