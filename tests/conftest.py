@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 # NumPy and SciPy look at this when they are first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import jax
-import pytest
-from hypothesis import settings
-
-# Most of the time of the tests is XLA compiling small programs, and its older code generator for fused loops compiles
-# them in about half the time. It has to be chosen before JAX starts; `XLA_FLAGS= make test` leaves the choice to XLA.
+# Most of the time of the tests is XLA compiling small programs that run for milliseconds. Its older code generator for
+# fused loops compiles them in about half the time, and without LLVM's optimisation they take half of that again. Both
+# have to be chosen before JAX starts; `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` leaves the choice to XLA.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # What one process of a run has compiled, the others need not: both workers, and the processes that tests start.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -23,10 +21,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    # JAX, imported already, has looked at these variables.
-    jax.config.update("jax_compilation_cache_dir", _CACHE.name)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+import jax
+import pytest
+from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -704,7 +705,8 @@ print(json.dumps([before == dict(jax.config.values), certificate.value, certific
 
 @pytest.mark.slow
 def test_settings_in_a_fresh_process_with_double_precision():
-    environment = {"JAX_ENABLE_X64": "1", "PATH": "", "JAX_PLATFORMS": "cpu"}
+    compiling = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "OPENBLAS_"))}
+    environment = compiling | {"JAX_ENABLE_X64": "1", "PATH": "", "JAX_PLATFORMS": "cpu"}
     out = subprocess.run([sys.executable, "-c", SETTINGS], env=environment, capture_output=True, text=True, check=True)
     untouched, value, stationarity, x = json.loads(out.stdout)
     assert untouched

@@ -1,6 +1,7 @@
 """The figures of the paper in small: what they write, that it is the same twice, and that it is exact."""
 
 import csv
+import dataclasses
 import functools
 import itertools
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import bilevax as bx
 from bilevax.app.experiments import delta, methods, networks, roads, seville, svm, toy
@@ -85,7 +87,7 @@ def test_files_numbers_and_exactness(name: str, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     report = small(name)
     paths = report.write(first)
-    SMALL[name]().write(second)
+    dataclasses.replace(SMALL[name](), figure=Figure()).write(second)  # numbers are compared, not pictures
     assert [path.name for path in paths] == [f"{name}.{ending}" for ending in ENDINGS]
     assert all(path.stat().st_size > 0 for path in paths)
 

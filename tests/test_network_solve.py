@@ -139,12 +139,18 @@ def opened_by(priced: Priced, links: tuple[int, ...], epsilon: float) -> np.ndar
     return priced.load + epsilon * (opened.routes(new).T @ (weight / weight.sum()))
 
 
+def few_of_each_kind(values: list[marginal.Marginal]) -> list[marginal.Marginal]:
+    """Return three links, spread over the network, of every test that gave a value: each costs an exact lower level."""
+    kinds = {found.test: [other for other in values if other.test == found.test] for found in values}
+    return [links[index] for links in kinds.values() for index in sorted({0, len(links) // 2, len(links) - 1})]
+
+
 @pytest.mark.parametrize("case", ["paper3", "paper9", *range(6)])
 def test_marginal_values_are_those_of_a_little_capacity(case):
     network = packaged(case) if isinstance(case, str) else random_network(case, nodes=4 + case % 3, pairs=0.7)
     priced = local_design(network)
     here, epsilon, checked = exact_utility(network, priced.load), 1e-4, 0
-    for found in marginal.of_links(priced):
+    for found in few_of_each_kind(marginal.of_links(priced)):
         alone = priced.load.copy()
         alone[found.links[0]] = epsilon
         gain_alone = (exact_utility(network, alone) - here) / epsilon
@@ -245,7 +251,7 @@ def test_where_success_is_claimed_no_little_capacity_gains(seed):
     sets = [*((link,) for link in unbuilt), *itertools.combinations(unbuilt, 2)]
     random = np.random.default_rng(seed)
     gains = []
-    for links in sets[:: max(1, len(sets) // 60)]:
+    for links in sets[:: max(1, len(sets) // 20)]:
         trial = x.copy()
         trial[list(links)] = 1e-4 * random.uniform(0.5, 1.5, len(links))
         gains.append(exact_utility(network, trial) - here)

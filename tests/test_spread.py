@@ -17,14 +17,12 @@ import bilevax as bx
 from test_docs import script
 
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
-#: Half of the time goes by compiling otherwise: what is compared is where numbers are, not how fast.
-PLAIN = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def environment(**more):
     """Return the surroundings of a process: those of the tests, without what would make it part of a cluster."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
-    return kept | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {PLAIN} {more.pop('flags', '')}"} | more
+    return kept | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {more.pop('flags', '')}"} | more
 
 
 def finish(process):
