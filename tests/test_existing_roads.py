@@ -11,6 +11,7 @@ from bilevax.problems.network.contraction import contracted
 from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.road_search import box_step, search
 from bilevax.problems.network.smoothed import SmoothLoss, SmoothRoads
+from known import present
 from test_sparse_direct import roads
 
 BARRIER = 1e-2
@@ -26,10 +27,10 @@ def smooth():
 
 def settled(travellers: SmoothRoads, x: np.ndarray) -> SmoothLoss:
     """Return the loss at x to all digits: each call ends in a step from where the last one ended."""
-    point = travellers.loss(x, BARRIER, travellers.first(x))
+    at = travellers.first(x)
     for _ in range(2):
-        point = travellers.loss(x, BARRIER, point.at)
-    return point
+        at = present(travellers.loss(x, BARRIER, at)).at
+    return present(travellers.loss(x, BARRIER, at))
 
 
 def test_the_slope_of_the_smoothed_loss(smooth):
@@ -55,7 +56,7 @@ def test_without_smoothing_travellers_are_those_of_the_lower_level(smooth):
     small, travellers, x = smooth
     at = travellers.first(x)
     for barrier in 10.0 ** -np.arange(1, 11):
-        at = travellers.loss(x, barrier, at).at
+        at = present(travellers.loss(x, barrier, at)).at
     exact = bx.solve_lower_level(small.problem(1e-6), x)
     np.testing.assert_allclose(at.y[travellers.flows :], exact.y["share"], atol=1e-4)
 
