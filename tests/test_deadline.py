@@ -64,6 +64,14 @@ def test_a_certificate_without_time_says_so():
     assert whole.confirms(1e-6)
 
 
+def test_a_certificate_without_time_says_so_of_rows_that_are_not_affine():
+    disc = bx.ConvexCoupling(lambda x, y: y @ y, upper=1.0)
+    problem = bx.BilevelProblem(lambda x, y: x @ x + y[0], lambda x, y: -x @ y, disc, y_like=np.zeros(2))
+    found = bx.certify(problem, np.ones(2), time_limit=1e-9)
+    assert found.failure is bx.Status.TIME_LIMIT
+    assert not found.complete
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["measure", "challenge"])
 def test_what_is_proven_when_the_time_is_over_stays_proven(monkeypatch, name):

@@ -61,6 +61,30 @@ def test_no_minimiser():
     assert not bx.solve(problem, 0.5).success
 
 
+@pytest.mark.parametrize(
+    ("f_along", "g_along", "failure"),
+    [
+        (lambda y: 0.0, lambda y: 0.0, None),
+        (lambda y: (y - 2) ** 2, lambda y: 0.0, None),  # the leader chooses among minimisers without bound
+        (lambda y: 0.0, lambda y: 1e-6 * y, bx.Status.LOWER_UNBOUNDED),
+        (lambda y: 0.0, lambda y: jnp.exp(-y), bx.Status.LOWER_UNBOUNDED),
+    ],
+)
+def test_minimisers_on_whole_lines_are_minimisers(f_along, g_along, failure):
+    problem = bx.BilevelProblem(
+        lambda x, y: (y[0] - y[1] - 1) ** 2 + 0.1 * x**2 + f_along(y[1]),
+        lambda x, y: jnp.cosh(y[0] - y[1] - x) + g_along(y[1]),
+        y_like=np.zeros(2),
+    )
+    found = bx.certify(problem, 10 / 11)
+    assert found.failure is failure
+    assert not found.lower_unique
+    if failure is None:
+        assert found.value == pytest.approx(1 / 11, abs=1e-8)
+        differs = np.isinf(found.value_range[1])
+        assert differs or found.confirms(1e-6), found.objection(1e-6)
+
+
 def test_a_flat_bottom_is_not_unique():
     problem = bx.BilevelProblem(
         lambda x, y: x**2 + y,

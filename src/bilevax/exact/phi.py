@@ -8,7 +8,8 @@ Whether there is one minimiser, and how well it is known, is found out by *tilti
 as the optimality of y* for g, added to that of y(c) and y(-c) for the tilted g, shows. So a small c brackets all
 minimisers in its direction. If the bracket closes as c shrinks there is one minimiser in that direction, and the
 bracket bounds how far the computed one may be from it. If it stays open there are several. If the tilted lower level
-has no minimiser, then a small change of the data leaves g without one.
+has no minimiser, then a small change of the data leaves g without one, unless g is constant along whole `lines`: then
+only tilts across them tell anything.
 
 A tilt along ``grad_y f`` tells how well f is known, one along a random direction how well y is. A Hessian at one point
 could prove neither, unless it is the same everywhere.
@@ -28,6 +29,7 @@ from bilevax.convex.problem import Constraints, ConvexSolution, Objective, Outco
 from bilevax.exact.curved import solve_curved
 from bilevax.exact.face import extreme
 from bilevax.exact.joint_newton import joint_newton, suits_joint_newton
+from bilevax.exact.lines import constant_along, lines_of_g
 from bilevax.exact.lower import constraints_at, in_user_units, objective_at, solve_flat
 from bilevax.exact.response import responses
 from bilevax.exact.settings import EXACT_SETTINGS
@@ -201,30 +203,51 @@ def _over_minimisers(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, va
 
 def _bracketed(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution, value: float) -> Phi:
     """Return Phi where tilting has to tell whether the minimiser is the only one, and how well it is known."""
-    tolerances, f_y = EXACT_TOLERANCES, flat.gradients("upper", x, lower.y)[1]
-    random = np.random.default_rng(0).standard_normal(flat.n_y)
-    error, closed, nearby = 0.0, True, Nearby(constraints_at(flat, x), lower)
-    for direction in (f_y, random) if np.any(f_y) else (random,):
-        before = width = moved = np.inf
-        for size in tolerances.tilts:
-            tilt = size * direction / np.abs(direction).max()
-            ends = [_tilted(flat, x, nearby, sign * tilt) for sign in (1.0, -1.0)]
-            if any(end.outcome is Outcome.UNBOUNDED for end in ends):
-                away = dataclasses.replace(lower, outcome=Outcome.UNBOUNDED)
-                return Phi(away, np.nan, np.nan, np.nan, np.inf, False)
-            if not all(end.outcome is Outcome.OPTIMAL for end in ends):
-                break  # the bracket of the tilt before is the one that counts
-            before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
-            moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
-            known = moved <= tolerances.known_value * tolerances.value * (1 + abs(value))
-            if (known and width <= tolerances.closed_bracket) or width > tolerances.closing_bracket * before:
-                break
-        error = max(error, moved if np.isfinite(moved) else np.inf)
-        closing = tolerances.closing_bracket * before if np.isfinite(before) else 0.0
-        closed = closed and width <= max(tolerances.closed_bracket, closing)
-    if closed or error <= tolerances.value * (1 + abs(value)):
+    f_y, random = flat.gradients("upper", x, lower.y)[1], np.random.default_rng(0).standard_normal(flat.n_y)
+    tilts = [f_y, random] if np.any(f_y) else [random]
+    bracket = functools.partial(_bracket, flat, x, Nearby(constraints_at(flat, x), lower), value)
+    brackets, lines = [bracket(tilt) for tilt in tilts], None
+    if None in brackets:  # g may be constant along lines, and have minimisers all the same
+        lines = lines_of_g(flat, x, lower.y)
+        across = [tilt - lines @ (lines.T @ tilt) for tilt in tilts] if lines.size else []
+        same = constant_along(flat, "upper", x, lower.y, lines)
+        brackets = [bracket(tilt) for tilt in (across if same else across[-1:])]
+        if not brackets or None in brackets:
+            return Phi(dataclasses.replace(lower, outcome=Outcome.UNBOUNDED), np.nan, np.nan, np.nan, np.inf, False)
+        if not same:
+            return _penalised(flat, x, lower)
+    found = [each for each in brackets if each is not None]
+    error, closed = max(each.error for each in found), lines is None and all(each.closed for each in found)
+    if closed or error <= EXACT_TOLERANCES.value * (1 + abs(value)):
         return Phi(lower, value, value, value, error, closed)
     return _penalised(flat, x, lower)
+
+
+class _Bracket(NamedTuple):
+    """How far f moves between the ends of a bracket, and whether the bracket closes."""
+
+    error: float
+    closed: bool
+
+
+def _bracket(flat: FlatProblem, x: np.ndarray, nearby: Nearby, value: float, direction: np.ndarray) -> _Bracket | None:
+    """Bracket the minimisers in a direction, by smaller and smaller tilts; None where a tilted g has no minimiser."""
+    tolerances = EXACT_TOLERANCES
+    before = width = moved = np.inf
+    for size in tolerances.tilts:
+        tilt = size * direction / np.abs(direction).max()
+        ends = [_tilted(flat, x, nearby, sign * tilt) for sign in (1.0, -1.0)]
+        if any(end.outcome is Outcome.UNBOUNDED for end in ends):
+            return None
+        if not all(end.outcome is Outcome.OPTIMAL for end in ends):
+            break  # the bracket of the tilt before is the one that counts
+        before, width = width, float(np.abs(ends[1].y - ends[0].y).max())
+        moved = max(abs(flat.value("upper", x, end.y) - value) for end in ends)
+        known = moved <= tolerances.known_value * tolerances.value * (1 + abs(value))
+        if (known and width <= tolerances.closed_bracket) or width > tolerances.closing_bracket * before:
+            break
+    closing = tolerances.closing_bracket * before if np.isfinite(before) else 0.0
+    return _Bracket(moved, width <= max(tolerances.closed_bracket, closing))
 
 
 def _tilted(flat: FlatProblem, x: np.ndarray, nearby: Nearby, tilt: np.ndarray) -> ConvexSolution:

@@ -37,6 +37,10 @@ class ExactSettings:
     # Variables beyond which corners of the set of minimisers are not looked for, and random directions to do so in.
     most_corners: int = 5000
     corner_directions: int = 4
+    # Points around y whose Hessians tell along which lines g may be constant, and how far out its values are compared,
+    # against the size of y.
+    line_points: int = 4
+    line_distances: tuple[float, ...] = (1.0, 30.0, 1000.0)
     # Variables and rows up to which the lower level's responses are worth their dense matrices.
     dense_response: int = 300
     # Entries of all rows up to which they are where the Hessian is full anyway.

@@ -41,6 +41,9 @@ class ExactTolerances(ConvexTolerances):
         There is also one if the bracket shrinks to at most this part of its width from one tilt to the next.
     known_value
         No smaller tilt is needed where f is known to this part of ``value``.
+    line_curvature, line_change
+        g is constant along a direction if its Hessians have at most this curvature there, relative to the largest, and
+        if it changes by at most this far out, relative.
     penalty
         The weight of f in ``g + weight f``, whose minimiser is next to the leader's choice among those of g.
     flat_error
@@ -77,6 +80,8 @@ class ExactTolerances(ConvexTolerances):
     closed_bracket: float = 1e-6
     closing_bracket: float = 0.1
     known_value: float = 0.1
+    line_curvature: float = 1e-12
+    line_change: float = 1e-11
     penalty: float = 1e-8
     flat_error: float = 4.0
     face_multiplier: float = 1e-9
