@@ -181,7 +181,7 @@ def certified() -> str:
         [f"{name}, utility", number(8)(row["utility"]), words(row["certified"]), SECONDS(row["seconds"])]
         for name, row in [("Seville", seville["table"][0]), *((row["town"], row) for row in roads["table"])]
     ]
-    return "\n".join([*_table(["", "value", "certified", "s"], lines), "", _made(svm)])
+    return "\n".join([*_table(["", "value", "certified", "s"], lines), "", _made(toy, svm, networks, seville, roads)])
 
 
 BLOCKS: dict[str, Callable[[], str]] = {name: lambda name=name: figure(name) for name in COLUMNS} | {
@@ -219,9 +219,12 @@ def _sentence(text: str) -> str:
     return re.sub(r"\bPhi\b", r"$\\Phi$", text)
 
 
-def _made(told: dict[str, Any]) -> str:
-    made = told["made"]
-    return f"*{made['date']}, commit {made['commit']}, {made['machine']}.*"
+def _made(*sources: dict[str, Any]) -> str:
+    """Return when, of which commits and where the figures of a table were made."""
+    stamps = [
+        f"{made['date']}, commit {made['commit']}, {made['machine']}" for made in (told["made"] for told in sources)
+    ]
+    return f"*{'; '.join(dict.fromkeys(stamps))}.*"
 
 
 if __name__ == "__main__":
