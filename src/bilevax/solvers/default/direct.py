@@ -89,7 +89,8 @@ class Direct:
                     best, converged = point, finished
         if best is not None and pieces.lifted:
             exactly = yield from diary.phase("exact descent without the lift", _without_lift(pieces, best, rtol))
-            if exactly is not None and (exactly[1] or not converged):
+            # The lift shifts answers by little: one that is far away is another answer, of a descent gone astray.
+            if exactly is not None and exactly[1] and np.abs(exactly[0].x - best.x).max() <= EXACT.shifted:
                 best, converged = exactly
         if best is None:
             yield _nearest(pieces, x, y)

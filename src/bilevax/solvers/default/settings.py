@@ -136,6 +136,7 @@ class Exact:
     drag_on_multipliers: float = 1e-2  # and of that, on the multipliers
     least_drag: float = 1e-5
     most_drag: float = 1e3
+    shifted: float = 1e-2  # how far, in natural units, an answer may move when the lift of g is taken away
     smallest_share: float = 1e-4  # of the larger part, that the smaller of x and y has in the drag
 
 
