@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax._support.full import as_array
 from bilevax.certificate.stationarity import strong
 from bilevax.exact import response, sensitivity
 from bilevax.exact.active_rows import Margin, active_rows, unit_rows
@@ -23,6 +24,7 @@ from bilevax.model.analysis.program import Program
 from bilevax.model.analysis.quadratic_form import quadratic_form
 from bilevax.model.analysis.tracing import trace
 from bilevax.model.flat import FlatProblem
+from bilevax.model.scales import Scales
 from bilevax.problems.quadratic import quadratic_problem
 from bilevax.solvers.default.direct import densely
 from bilevax.solvers.default.lower import central, path_in_rows
@@ -178,3 +180,29 @@ def test_a_full_hessian_is_eliminated_however_many_rows_are_active(monkeypatch):
     )
     none = np.zeros(len(active.weak), bool)
     assert strong.strong_system(Kinks(point, active), none, none, True).hessian.size == 0
+
+
+@pytest.mark.parametrize("make", [sp.csr_matrix, sp.csc_matrix])
+def test_a_full_matrix_is_an_array_already(make):
+    full, some = np.arange(1.0, 7.0).reshape(2, 3), np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
+    array, matrix = as_array(make(full)), make(full)
+    np.testing.assert_array_equal(array, full)
+    assert np.shares_memory(as_array(matrix), matrix.data)
+    assert not array.flags.writeable
+    np.testing.assert_array_equal(as_array(make(some)), some)
+
+
+def test_a_large_quadratic_in_other_units_needs_no_matrix_for_its_gradients():
+    random, size = np.random.default_rng(0), _N_X + _N_Y
+    curvature, linear = random.standard_normal((size, size)), random.standard_normal(size)
+    user = quadratic.JointQuadratic(_N_X, lambda x, y: 0.0, linear, curvature + curvature.T)
+    scales = Scales(*(np.exp2(random.integers(-3, 4, count)) for count in (_N_X, _N_Y, 1)))
+    unit, both = 0.25, np.concatenate([scales.x, scales.y])
+    scaled = user.in_units(scales, unit)
+    point = random.standard_normal(size)
+    without = np.concatenate(scaled.gradients(point[:_N_X], point[_N_X:]))
+    part = scaled.part("y", "x").toarray()
+    assert "curvature" not in vars(scaled)
+    np.testing.assert_array_equal(scaled.curvature, unit * both[:, None] * user.curvature * both)
+    np.testing.assert_array_equal(part, scaled.block("y", "x"))
+    np.testing.assert_allclose(without, np.concatenate(scaled.gradients(point[:_N_X], point[_N_X:])), rtol=1e-14)

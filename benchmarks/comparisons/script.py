@@ -1,5 +1,6 @@
 """What a user would write who knows that Phi is smooth: L-BFGS-B on it, Newton's method below, implicit gradients."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,19 @@ def compiled_phi(upper: Callable, lower: Callable) -> Callable:
     return phi
 
 
-def solve_by_script(phi: Callable, x0: np.ndarray, y0: np.ndarray, data: Any, bounds: Any = None) -> Any:
-    """Return SciPy's result, each lower level started from the last answer."""
-    last = [y0]
+def solve_by_script(
+    phi: Callable, x0: np.ndarray, y0: np.ndarray, data: Any, bounds: Any = None, limit: float = np.inf
+) -> Any:
+    """Return SciPy's result, each lower level started from the last answer, after ``limit`` seconds at most."""
+    last, ends = [y0], time.process_time() + limit
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient, last[0] = phi(x, last[0], data)
         return float(value), np.asarray(gradient)
 
+    def stop_in_time(intermediate_result: Any) -> None:
+        if time.process_time() > ends:
+            raise StopIteration
+
     options = {"ftol": 0.0, "gtol": 1e-9, "maxiter": 5000, "maxfun": 20000}
-    return minimize(evaluate, x0, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return minimize(evaluate, x0, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop_in_time)

@@ -10,6 +10,7 @@ import scipy.sparse as sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
+from bilevax._support.full import as_array
 from bilevax._support.memory import remembered
 from bilevax.convex.settings import CURVATURE, DENSE
 
@@ -36,11 +37,6 @@ def in_own_units(hessian: sparse.csc_matrix) -> Any:
     if unit.size <= DENSE.systems:
         return as_array(hessian) * unit * unit[:, None]
     return sparse.csc_matrix(sparse.diags_array(unit) @ hessian @ sparse.diags_array(unit))
-
-
-def as_array(matrix: sparse.csc_matrix) -> np.ndarray:
-    """The matrix as an array: by way of its transpose, which SciPy need not sort by rows first."""
-    return matrix.T.toarray().T
 
 
 def nearly_full(matrix: Any) -> bool:
@@ -79,8 +75,8 @@ def full_hessian(hessian: sparse.csc_matrix) -> FullHessian | None:
     unit, array = own_units(hessian), as_array(hessian)
     scaled = array * unit
     scaled *= unit[:, None]
-    norm = np.max(np.sum(abs(scaled), axis=0))
-    factor, failed = scipy.linalg.lapack.dpotrf(scaled.T, lower=True, overwrite_a=True)
+    norm = scipy.linalg.lapack.dlange("1", scaled)
+    factor, failed = scipy.linalg.lapack.dpotrf(scaled, lower=True, clean=False, overwrite_a=True)
     if failed:
         return None
     # The reciprocal condition is an estimate, hardly ever ten times too large.

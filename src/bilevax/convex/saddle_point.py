@@ -12,7 +12,8 @@ import scipy.linalg
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
-from bilevax.convex.curvature import as_array, nearly_full, own_units
+from bilevax._support.full import as_array
+from bilevax.convex.curvature import nearly_full, own_units
 from bilevax.convex.settings import DENSE, RANK
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import clock
+from bilevax._support.full import as_array
 from bilevax.convex.problem import Objective
 from bilevax.model.analysis import Program, jets, trace
 from bilevax.model.analysis.host import HostFunction
@@ -77,7 +78,9 @@ class Quadratic:
 
 def _fast(matrix: sp.csc_matrix) -> Any:
     entries = matrix.shape[0] * matrix.shape[1]
-    return matrix.toarray() if entries <= _FEW_ENTRIES or matrix.nnz > _FULL * entries else matrix
+    if entries <= _FEW_ENTRIES:
+        return matrix.toarray()
+    return as_array(matrix) if matrix.nnz > _FULL * entries else matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +88,14 @@ class JointQuadratic:
     """An objective with its gradient ``linear + curvature z`` at ``z = (x, y)``.
 
     ``function`` evaluates it as the user wrote it: an expanded square would lose the digits of small values.
+    ``numbers`` are the second derivatives in the user's units, ``units`` what their rows and columns are multiplied by.
     """
 
     n_x: int
     function: Callable[[np.ndarray, np.ndarray], Any]
     linear: np.ndarray
-    curvature: np.ndarray
+    numbers: np.ndarray
+    units: tuple[np.ndarray, np.ndarray] | None = None
 
     def in_units(self, scales: Scales, unit: float) -> "JointQuadratic":
         """Return the same in other units than the user's, in which this is; ``unit`` is that of the objective."""
@@ -102,18 +107,36 @@ class JointQuadratic:
             self.n_x,
             lambda x, y: unit * user(x * of_x, y * of_y),
             unit * both * self.linear,
-            np.multiply(curvature := self.curvature * (unit * both[:, None]), both, out=curvature),
+            self.numbers,
+            (unit * both, both),
         )
+
+    @functools.cached_property
+    def curvature(self) -> np.ndarray:
+        """The second derivative in (x, y)."""
+        return self._in_units(slice(None), slice(None))
+
+    def _in_units(self, rows: slice, columns: slice) -> np.ndarray:
+        if self.units is None:
+            return self.numbers[rows, columns]
+        part = self.numbers[rows, columns] * self.units[0][rows, None]
+        return np.multiply(part, self.units[1][columns], out=part)
 
     def gradients(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients in x and in y."""
-        both = self.linear + self.curvature @ np.concatenate([x, y])
+        point = np.concatenate([x, y])
+        if self.units is None or len(point) <= DENSE_COLUMNS or "curvature" in vars(self):
+            both = self.linear + self.curvature @ point
+        else:  # the same number for number, since units are powers of two, and no other large matrix
+            both = self.linear + self.units[0] * (self.numbers @ (self.units[1] * point))
         return both[: self.n_x], both[self.n_x :]
 
     def block(self, of: str, by: str) -> np.ndarray:
         """Return the second derivative, rows for one variable and columns for the other."""
-        part = {"x": slice(self.n_x), "y": slice(self.n_x, None)}
-        return self.curvature[part[of], part[by]]
+        return self.curvature[self._place(of), self._place(by)]
+
+    def _place(self, variable: str) -> slice:
+        return slice(self.n_x) if variable == "x" else slice(self.n_x, None)
 
     @functools.cached_property
     def hessian(self) -> sp.csc_matrix:
@@ -123,7 +146,8 @@ class JointQuadratic:
     def part(self, of: str, by: str) -> sp.csc_matrix:
         """Return `block` as sparse, the same matrix whenever it is asked for."""
         if (of, by) not in self._parts:
-            self._parts[of, by] = _transposed(self.block(by, of))
+            # Not by way of the whole, which of a large lower objective nobody else asks for.
+            self._parts[of, by] = _transposed(self._in_units(self._place(by), self._place(of)))
         return self._parts[of, by]
 
     @functools.cached_property

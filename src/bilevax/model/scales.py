@@ -37,6 +37,7 @@ _OUTLIER = 3.0  # decades off its fit from which a number counts less
 _ROUNDS = 4  # of fitting with outliers counting less
 _MOST_ENTRIES = 200_000  # of one matrix: more are sampled; where the unknowns make the fit iterative,
 _MOST_IN_A_ROW = 8  # those of a row, if there are twice as many on average: a scale that no entry tells would drift
+_AT_A_TIME = 100_000  # entries of an array
 _LARGE = 2000  # variables beyond which a diagonal stands for the second derivatives
 
 
@@ -319,8 +320,13 @@ def _without_rounding(hessian: sp.spmatrix | np.ndarray, first: int) -> sp.spmat
     if isinstance(hessian, np.ndarray):
         size = np.sqrt(np.abs(hessian.diagonal(first)))
         size = np.concatenate([np.zeros(first), np.where(np.isfinite(size), size, 0.0)])
-        kept = np.abs(hessian) > _NOISE * np.outer(size[first:], size)
-        return hessian if kept.all() else np.where(kept, hessian, 0.0)
+        clean = hessian
+        for rows in _blocks_of_rows(hessian):
+            kept = np.abs(hessian[rows]) > _NOISE * np.outer(size[first:][rows], size)
+            if not kept.all():
+                clean = hessian.copy() if clean is hessian else clean
+                clean[rows][~kept] = 0.0
+        return clean
     row, column, data = entries_of(hessian)
     size = np.zeros(hessian.shape[1])
     on_diagonal = column == row + first
@@ -334,5 +340,14 @@ def _linear_part(gradient: np.ndarray, hessian: sp.spmatrix | np.ndarray, point:
     """Return ``gradient - hessian @ point``, 0 where it is but rounding."""
     with np.errstate(invalid="ignore"):
         left = gradient - hessian @ point
-        terms = np.abs(gradient) + abs(hessian) @ np.abs(point)
+        terms = np.abs(gradient)
+        for rows in _blocks_of_rows(hessian):
+            terms[rows] += abs(hessian[rows]) @ np.abs(point)
         return np.where(np.abs(left) > _NOISE * terms, left, 0.0)
+
+
+def _blocks_of_rows(matrix: sp.spmatrix | np.ndarray) -> list[slice]:
+    """Return the rows of a large array some at a time, so that what is made of them fits into the cache; else all."""
+    rows = matrix.shape[0]
+    some = _AT_A_TIME // matrix.shape[1] if isinstance(matrix, np.ndarray) and matrix.size else rows
+    return [slice(first, first + max(some, 1)) for first in range(0, rows, max(some, 1))]

@@ -66,10 +66,15 @@ def prove_by_hessian(hessian: Any) -> tuple[Convexity, float, np.ndarray | None]
     sparse, size = sp.issparse(hessian), hessian.shape[0]
     full = size <= _MOST_VARIABLES_DENSE or not sparse or hessian.nnz > _FULL * size**2
     matrix = (hessian.toarray() if sparse else hessian) if full else sp.csc_matrix(hessian)
-    diagonal, largest = matrix.diagonal(), abs(matrix).max(axis=1)
-    size = np.sqrt(np.asarray(largest if full else largest.todense(), np.float64).ravel())
+    diagonal = matrix.diagonal()
+    largest = np.maximum(matrix.max(axis=1), -matrix.min(axis=1)) if full else abs(matrix).max(axis=1).todense()
+    size = np.sqrt(np.asarray(largest, np.float64).ravel())
     scale = 1 / np.where(diagonal > 0, np.sqrt(np.abs(diagonal)), np.where(size > 0, size, 1.0))
-    scaled = scale[:, None] * matrix * scale if full else sp.csc_matrix(sp.diags(scale) @ matrix @ sp.diags(scale))
+    if full:
+        scaled = scale[:, None] * matrix
+        scaled *= scale
+    else:
+        scaled = sp.csc_matrix(sp.diags(scale) @ matrix @ sp.diags(scale))
     if len(scale) <= _MOST_VARIABLES_DENSE:
         values, vectors = np.linalg.eigh(scaled)
         if values[0] >= -_NEGATIVE * max(1.0, values[-1]):

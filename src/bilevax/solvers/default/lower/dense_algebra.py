@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
-from bilevax._support import clock
+from bilevax._support import clock, full
 from bilevax.model.compressed_rows import scaled
 from bilevax.model.flat import FlatProblem
 from bilevax.model.quadratic import LowerDerivatives
@@ -229,9 +229,10 @@ class DenseAlgebra(Learning):
         if balls:
             hessian = sp.csc_matrix(hessian + sp.diags(self.rows.curvature(multiplier)))
         diagonal, rows = hessian.diagonal(), self.rows.normals(y)
-        dense = None if hessian.nnz == np.count_nonzero(diagonal) == len(diagonal) else hessian.toarray()
-        factor = None
-        if dense is not None and self.lift == 0.0 and self.ordinary.all() and len(diagonal) > SIZES.directions:
+        large, dense, factor = len(diagonal) > SIZES.directions, None, None
+        if hessian.nnz != len(diagonal) or np.count_nonzero(diagonal) != len(diagonal):
+            dense = full.as_array(hessian).T if large else hessian.toarray()
+        if dense is not None and self.lift == 0.0 and self.ordinary.all() and large:
             factor = _factor_of_curved(dense)
         if factor is None:
             if self.lift == 0.0 and self._is_flat(diagonal, dense):
@@ -272,7 +273,7 @@ def _factor_of_curved(hessian: np.ndarray) -> np.ndarray | None:
         factor = factorise(hessian)
     except np.linalg.LinAlgError:
         return None
-    largest = np.abs(hessian).sum(axis=0).max()
+    largest = lapack.dlange("I", hessian.T)  # of a symmetric matrix any order will do
     return factor if lapack.dpocon(factor, largest)[0] > 10 * ALGEBRA.flat else None
 
 

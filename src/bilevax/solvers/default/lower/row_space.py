@@ -51,8 +51,9 @@ def row_space(
     times the constraints' normals.
     """
     n_x = inverse_mixed.shape[1]
-    answer = np.asfortranarray(np.hstack([inverse_mixed, inverse_rows]))
-    np.negative(answer, out=answer)
+    answer = np.empty((len(inverse_mixed), n_x + inverse_rows.shape[1]), order="F")
+    np.negative(inverse_mixed, out=answer[:, :n_x])
+    np.negative(inverse_rows, out=answer[:, n_x:])
     clock.check()
     of_y = curvature[n_x:, n_x:]
     factor, failed = lapack.dpotrf(of_y.T, clean=1)

@@ -13,7 +13,14 @@ from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax.solvers.default.lower.row_space import RowSpace
 from bilevax.solvers.default.pieces.point import ExactPoint
-from bilevax.solvers.default.programs.cholesky import factorise, factorise_nearly, half_solved, solve_factored
+from bilevax.solvers.default.programs.cholesky import (
+    factorise,
+    factorise_nearly,
+    half_solved,
+    inverse,
+    solve_factored,
+    wholly_solved,
+)
 from bilevax.solvers.default.programs.complementarity import solve_complementarity
 from bilevax.solvers.default.settings import PROGRAMS
 
@@ -61,14 +68,19 @@ class RowSteps:
     def _compliance(self) -> np.ndarray:
         """What pushing against a condition does to the others: on the constraints' values, then on the multipliers."""
         n_x, count = self.space.n_x, len(self.space.slope)
-        rows = np.zeros((n_x + count, 2 * count), order="F")
-        rows[:n_x, :count] = self.space.slope.T
-        rows[n_x:, :count] = -self.space.compliance
-        rows[n_x:, count:][np.diag_indices(count)] = -1.0
+        rows = np.empty((n_x + count, count), order="F")
+        rows[:n_x], rows[n_x:] = self.space.slope.T, -self.space.compliance
         clock.check()
         half = half_solved(self._factor, rows, overwrite=True)
         clock.check()
-        return half.T @ half
+        # A multiplier alone is pushed through the last part of the factor, the only one that it meets.
+        corner, whole = np.asfortranarray(self._factor[n_x:, n_x:]), np.empty((2 * count, 2 * count))
+        whole[:count, :count] = half.T @ half
+        whole[count:, :count] = -wholly_solved(corner, half[n_x:])
+        whole[:count, count:] = whole[count:, :count].T
+        clock.check()
+        whole[count:, count:] = inverse(corner)
+        return whole
 
     def solve(
         self,

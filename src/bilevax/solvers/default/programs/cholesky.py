@@ -35,6 +35,12 @@ def wholly_solved(factor: np.ndarray, half: np.ndarray) -> np.ndarray:
     return blas.dtrsm(1.0, factor, half) if half.size else half
 
 
+def inverse(factor: np.ndarray) -> np.ndarray:
+    """Return the inverse of the matrix with this factor."""
+    half = np.triu(lapack.dpotri(factor)[0])
+    return half + np.triu(half, 1).T
+
+
 def lifted(matrix: np.ndarray, diagonal: np.ndarray | float) -> np.ndarray:
     """Return the matrix with a diagonal added."""
     result = matrix.copy()
