@@ -193,16 +193,19 @@ def test_sums_that_cancel_tell_no_units():
 @pytest.mark.parametrize("held", [0, 40])
 def test_fits_of_many_unknowns_are_least_squares_of_least_norm(held):
     random, count, numbers = np.random.default_rng(0), 1100, 2500
-    columns = random.integers(0, count - 5, (numbers, 3)).astype(np.int32)  # of the last five nothing is told
-    columns[random.random((numbers, 3)) < 0.3] = -1
-    columns[np.all(columns < 0, axis=1), 0] = 0
-    matrix = np.zeros((numbers, count + 1))
-    np.add.at(matrix, (np.arange(numbers)[:, None], columns), 1.0)
+    parts, lengths = [], [numbers - 1200, 600, 400, 200]
+    for length, some, same in zip(lengths, (3, 2, 1, 2), (0, 0, 0, 1), strict=True):  # of the last five nothing is told
+        arrays = random.integers(0, count - 5, (some, length)).astype(np.int32)
+        parts.append([*arrays, *random.integers(0, count - 5, same).tolist()])
+    matrix, ends = np.zeros((numbers, count)), np.cumsum([0, *lengths])
+    for part, start, end in zip(parts, ends, ends[1:], strict=False):
+        for unknowns in part:
+            np.add.at(matrix, (np.arange(start, end), unknowns), 1.0)
     strength, target = random.uniform(0.1, 1.0, numbers), random.normal(size=numbers)
-    free, factors = np.arange(held, count), factors_of(columns, count, np.arange(count))
+    free, factors = np.arange(held, count), factors_of(parts, lengths, count, np.arange(count))
     weighted = strength[:, None] * matrix[:, free]
     expected = np.linalg.lstsq(weighted, strength * target, rcond=1e-12)[0]
     whole = random.normal(size=count)
-    np.testing.assert_allclose(factors.times(whole), matrix[:, :count] @ whole, atol=1e-12)
+    np.testing.assert_allclose(factors.times(whole), matrix @ whole, atol=1e-12)
     found = factors.least_squares(strength, target, free, np.zeros(len(free)))
     np.testing.assert_allclose(found, expected, atol=1e-5)

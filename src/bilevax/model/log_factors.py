@@ -4,7 +4,7 @@ Most unknowns are one equation's own: no number has two of these for factors. Th
 diagonal, so they are eliminated, and what is factorised is as large as the other unknowns, which are shared.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ import scipy.sparse.linalg as spl
 from scipy.linalg import lapack
 
 from bilevax._support import clock
+
+#: The unknowns that are factors of some numbers: an array for each factor, or one unknown for all of the numbers.
+Factors = Sequence[np.ndarray | int]
 
 MOST_UNKNOWNS = 1000  # those up to which a fit is done by a factorisation
 _FEW_SHARED = 200  # shared unknowns up to which that is one of an array, however few the numbers are
@@ -78,26 +81,26 @@ class _Sparse:
     """The same for many unknowns: up to so many by sparse normal equations, and beyond by an iteration.
 
     In a large problem, what is as long as the numbers is most of what is held at all. So there is no matrix of ones
-    here, and the iteration looks at the numbers in chunks.
+    here, numbers stay in the parts in which they came, and the iteration looks at them in chunks.
     """
 
-    def __init__(self, columns: np.ndarray, count: int):
-        self._count = count
-        # Each factor by itself; one more unknown, for none.
-        self._columns = [np.where(part < 0, np.int32(count), part) for part in columns.T if np.any(part >= 0)]
+    def __init__(self, parts: Sequence[Factors], lengths: Sequence[int], count: int):
+        self._count, self._parts, self._ends = count, parts, np.cumsum([0, *lengths])
 
     def times(self, vector: np.ndarray) -> np.ndarray:
-        known, total = np.append(vector, 0.0), np.empty(len(self._columns[0]))
-        for chunk in self._chunks():
-            total[chunk] = _added(known, self._unknowns(chunk))
+        total = np.empty(self._ends[-1])
+        for chunk, unknowns in self._chunks():
+            total[chunk] = _added(vector, unknowns)
         return total
 
-    def _chunks(self) -> Iterator[slice]:
-        for first in range(0, len(self._columns[0]), _CHUNK):
-            yield slice(first, first + _CHUNK)
-
-    def _unknowns(self, chunk: slice) -> list[np.ndarray]:
-        return [part[chunk].astype(np.intp) for part in self._columns]  # NumPy looks these up several times faster
+    def _chunks(self) -> Iterator[tuple[slice, Factors]]:
+        """Yield numbers that stand together, with their unknowns."""
+        for part, start, end in zip(self._parts, self._ends, self._ends[1:], strict=False):
+            for first in range(start, end, _CHUNK):
+                last = min(first + _CHUNK, end)
+                # NumPy looks up indices of its own type several times faster.
+                own = [u if isinstance(u, int) else u[first - start : last - start].astype(np.intp) for u in part]
+                yield slice(first, last), own
 
     def least_squares(
         self, strength: np.ndarray, target: np.ndarray, free: np.ndarray, start: np.ndarray
@@ -105,16 +108,15 @@ class _Sparse:
         if len(free) <= MOST_UNKNOWNS:
             matrix = self._matrix(strength, free)
             return _solve_normal(matrix.T @ matrix, matrix.T @ (strength * target))
-        answer = np.zeros(self._count + 1)
+        answer = np.zeros(self._count)
         answer[free] = start
-        slope, misfit, size = np.zeros(self._count + 1), 0.0, 0.0
-        for chunk in self._chunks():
-            unknowns, squares = self._unknowns(chunk), strength[chunk] ** 2
+        slope, misfit, size = np.zeros(self._count), 0.0, 0.0
+        for chunk, unknowns in self._chunks():
+            squares = strength[chunk] ** 2
             left = target[chunk] - _added(answer, unknowns)
             misfit, size = misfit + float(squares @ left**2), size + float(squares @ target[chunk] ** 2)
-            for part in unknowns:
-                np.add.at(slope, part, squares * left)
-        held = np.ones(self._count + 1, bool)
+            _add_to(slope, unknowns, squares * left)
+        held = np.ones(self._count, bool)
         held[free] = False
         slope[held] = 0.0
         return self._conjugate_gradients(strength, answer, slope, held, misfit, size)[free]
@@ -136,12 +138,9 @@ class _Sparse:
         direction, square, norm = slope.copy(), float(slope @ slope), 0.0
         for _ in range(_MOST_ITERATIONS):
             clock.check()
-            image = np.zeros(self._count + 1)
-            for chunk in self._chunks():
-                unknowns = self._unknowns(chunk)
-                change = strength[chunk] ** 2 * _added(direction, unknowns)
-                for part in unknowns:
-                    np.add.at(image, part, change)
+            image = np.zeros(self._count)
+            for chunk, unknowns in self._chunks():
+                _add_to(image, unknowns, strength[chunk] ** 2 * _added(direction, unknowns))
             image[held] = 0.0
             curvature = float(direction @ image)
             if not curvature > 0:
@@ -161,15 +160,15 @@ class _Sparse:
 
     def _matrix(self, strength: np.ndarray, free: np.ndarray) -> sp.csr_matrix:
         """Return the numbers' strengths by the free unknowns that are their factors."""
-        columns = np.stack(self._columns, axis=1)
-        there = columns < self._count
+        columns = _as_columns(self._parts, np.diff(self._ends))
+        there = columns >= 0
         ends = np.append(0, np.cumsum(np.add.reduce(there, axis=1)))
         data = np.repeat(strength, np.diff(ends))
         matrix = sp.csr_matrix((data, columns[there], ends), (len(columns), self._count))
         return matrix if len(free) == self._count else matrix[:, free]
 
 
-def _added(vector: np.ndarray, unknowns: list[np.ndarray]) -> np.ndarray:
+def _added(vector: np.ndarray, unknowns: Factors) -> Any:
     """Return the sums of the entries of a vector that stand for the factors of numbers."""
     total = vector[unknowns[0]]
     for part in unknowns[1:]:
@@ -177,11 +176,32 @@ def _added(vector: np.ndarray, unknowns: list[np.ndarray]) -> np.ndarray:
     return total
 
 
-def factors_of(columns: np.ndarray, count: int, shared: np.ndarray) -> _AsArrays | _Sparse:
-    """Return the factors of numbers, up to three unknowns each, -1 for none; no number has two that are not shared."""
-    many = 9 * len(columns) > _FEW * count**2
+def _add_to(vector: np.ndarray, unknowns: Factors, change: np.ndarray) -> None:
+    """Add what belongs to numbers to the entries that stand for their factors."""
+    for part in unknowns:
+        if isinstance(part, int):
+            vector[part] += change.sum()
+        else:
+            np.add.at(vector, part, change)
+
+
+def _as_columns(parts: Sequence[Factors], lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the unknowns of all numbers as one array, three columns, -1 for none."""
+    columns, ends = np.full((sum(lengths), 3), -1, np.int32), np.cumsum([0, *lengths])
+    for part, start, end in zip(parts, ends, ends[1:], strict=False):
+        for place, unknowns in enumerate(part):
+            columns[start:end, place] = unknowns
+    return columns
+
+
+def factors_of(parts: Sequence[Factors], lengths: Sequence[int], count: int, shared: np.ndarray) -> _AsArrays | _Sparse:
+    """Return the factors of numbers, given in parts of some ``lengths``: up to three unknowns for each number.
+
+    No number has two that are not ``shared``.
+    """
+    many = 9 * sum(lengths) > _FEW * count**2
     as_arrays = count <= MOST_UNKNOWNS and (many or len(shared) <= _FEW_SHARED)
-    return _AsArrays(columns, count, shared) if as_arrays else _Sparse(columns, count)
+    return _AsArrays(_as_columns(parts, lengths), count, shared) if as_arrays else _Sparse(parts, lengths, count)
 
 
 def _trace(diagonal: np.ndarray) -> float:

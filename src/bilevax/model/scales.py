@@ -214,12 +214,13 @@ def _row_norms(flat: "FlatProblem", level: "Level", of: "Variable", x: np.ndarra
 
 
 class _Asked(NamedTuple):
-    """Numbers that are to be 1 with their scales: up to three unknowns each, -1 for none; what those are to add up to.
+    """Numbers that are to be 1 with their scales: up to three unknowns each, and what those are to add up to.
 
-    All logarithms; ``weight`` is how much each of them counts.
+    All logarithms; ``unknowns`` has an array for each factor, or one unknown for all numbers; ``weight`` is how much
+    each of them counts.
     """
 
-    columns: np.ndarray
+    unknowns: list[np.ndarray | int]
     target: np.ndarray
     weight: float
 
@@ -237,11 +238,9 @@ class _Fit:
         useful = np.isfinite(size) & (size > 0)
         if not useful.any():
             return
-        target = -np.log2(size[useful])
-        columns = np.full((len(target), 3), -1, np.int32)
-        for place, part in enumerate(unknowns):
-            columns[:, place] = part[useful] if np.ndim(part) else part
-        self.parts.append(_Asked(columns, target, weight))
+        pick = (lambda part: part.astype(np.int32)) if useful.all() else lambda part: part[useful].astype(np.int32)
+        columns = [pick(part) if np.ndim(part) else int(part) for part in unknowns]
+        self.parts.append(_Asked(columns, -np.log2(size[useful]), weight))
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
@@ -259,16 +258,17 @@ class _Fit:
         """Return the logarithms (base 2), 0 where nothing tells them; those that are ``known`` are not NaN there."""
         if not self.parts:
             return np.zeros(self.count)
-        columns, targets, weights = map(list, zip(*self.parts, strict=True))
+        unknowns, targets, weights = map(list, zip(*self.parts, strict=True))
         self.parts = []  # of large problems these are most of what is held
         lengths = list(map(len, targets))
-        factors = factors_of(_joined(columns), self.count, self.shared)
-        target, weight = _joined(targets), lambda: np.repeat(weights, lengths)
+        factors = factors_of(unknowns, lengths, self.count, self.shared)
+        target, weight = np.concatenate(targets), lambda: np.repeat(weights, lengths)
+        del targets
         give_back(len(target))
         answer, free, strength = np.zeros(self.count), np.arange(self.count), weight()
         if known is not None:
             answer, free = np.nan_to_num(known), np.flatnonzero(np.isnan(known))
-            target = target - factors.times(answer)
+            target -= factors.times(answer)
         for _ in range(_ROUNDS):
             found = np.zeros(self.count)
             found[free] = factors.least_squares(strength, target, free, answer[free])
@@ -280,13 +280,6 @@ class _Fit:
             strength = weight()
             strength /= off
         return answer
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Return arrays as one, and forget them."""
-    whole = np.concatenate(parts)
-    parts.clear()
-    return whole
 
 
 def _is_sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> bool:
