@@ -270,3 +270,18 @@ def test_compiling_does_not_begin_without_the_time_that_it_took_before(monkeypat
             function(None, np.zeros(3))
     function(None, np.zeros(3))
     assert calls == [(2,), (2,), (3,)]
+
+
+def test_work_that_cannot_be_interrupted_begins_only_if_it_will_end_in_time(monkeypatch):
+    monkeypatch.setattr(clock, "_speed", [1e10])
+    with clock.work(1e9):
+        time.sleep(0.4)
+    (learned,) = clock._speed
+    assert 1e9 < learned < 1e10  # between what was expected and what was seen
+    with deadline(time.monotonic() + 1e9 / learned):
+        with clock.work(1e7):
+            pass
+        begun = False
+        with pytest.raises(OutOfTime), clock.work(1e10):
+            begun = True
+    assert not begun

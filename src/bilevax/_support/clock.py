@@ -12,6 +12,10 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+_LONG = 1e8  # operations from which on the time that they take tells the speed
+_FASTEST = 1e11  # operations a second
+_speed = [1e10]  # operations a second, learned from the last long work
+
 _ends: contextvars.ContextVar[float] = contextvars.ContextVar("ends", default=float("inf"))
 
 
@@ -53,6 +57,26 @@ def check(needed: float = 0.0) -> None:
         if _ends.get() < float("inf"):
             _ends.set(min(_ends.get(), time.monotonic()))
         raise OutOfTime
+
+
+class work:
+    """Work of so many floating point operations that cannot be interrupted, such as one call of LAPACK.
+
+    It begins only if it will end in time, being as fast as such work was before.
+    """
+
+    def __init__(self, operations: float):
+        self._operations = operations
+
+    def __enter__(self) -> None:
+        check(self._operations / _speed[0])
+        self._began = time.monotonic()
+
+    def __exit__(self, *failure: object) -> None:
+        if self._operations >= _LONG:
+            # A hiccup of the machine counts, but not for all; a factorisation that fails at once is not fast.
+            seen = self._operations / max(time.monotonic() - self._began, self._operations / _FASTEST)
+            _speed[0] = (_speed[0] * seen) ** 0.5
 
 
 def in_time(work: Callable[[], Result]) -> Result | None:

@@ -10,6 +10,7 @@ import scipy.sparse as sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
+from bilevax._support import clock
 from bilevax._support.full import as_array
 from bilevax._support.memory import remembered
 from bilevax.convex.settings import CURVATURE, DENSE
@@ -76,7 +77,8 @@ def full_hessian(hessian: sparse.csc_matrix) -> FullHessian | None:
     scaled = array * unit
     scaled *= unit[:, None]
     norm = scipy.linalg.lapack.dlange("1", scaled)
-    factor, failed = scipy.linalg.lapack.dpotrf(scaled, lower=True, clean=False, overwrite_a=True)
+    with clock.work(len(scaled) ** 3 / 3):
+        factor, failed = scipy.linalg.lapack.dpotrf(scaled, lower=True, clean=False, overwrite_a=True)
     if failed:
         return None
     # The reciprocal condition is an estimate, hardly ever ten times too large.

@@ -8,6 +8,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sparse
 
+from bilevax._support import clock
 from bilevax.convex.curvature import FullHessian, full_hessian
 from bilevax.convex.settings import RANK
 
@@ -64,13 +65,15 @@ class FullSystems:
         if new.size:
             rows = self._rows[new]
             rows = rows.toarray() if sparse.issparse(rows) else rows
-            self._half[:, new] = hessian.half(rows.T)
+            with clock.work(len(self._half) * rows.size):
+                self._half[:, new] = hessian.half(rows.T)
             self._known[new] = True
         if self._gram is None:
             return self._half[:, held].T @ self._half[:, held]
         if new.size:
             known = np.flatnonzero(self._known)
-            products = self._half[:, known].T @ self._half[:, new]
+            with clock.work(2 * len(self._half) * known.size * new.size):
+                products = self._half[:, known].T @ self._half[:, new]
             self._gram[np.ix_(known, new)], self._gram[np.ix_(new, known)] = products, products.T
         return self._gram[np.ix_(held, held)]
 

@@ -292,8 +292,9 @@ def _compliance(
         return (scaled(thin, np.ones(count), 1 / factor) @ thin.T).toarray(), None
     if factor.ndim == 2 and size > SIZES.directions:  # half of the work
         half = half_solved(factor, rows.T)
-        clock.check()
-        return half.T @ half, wholly_solved(factor, half)
+        with clock.work(count * half.size):
+            compliance = half.T @ half
+        return compliance, wholly_solved(factor, half)
     inverse = _solve(factor, rows.T)
     compliance = rows @ inverse
     return 0.5 * (compliance + compliance.T), inverse

@@ -54,18 +54,20 @@ def row_space(
     answer = np.empty((len(inverse_mixed), n_x + inverse_rows.shape[1]), order="F")
     np.negative(inverse_mixed, out=answer[:, :n_x])
     np.negative(inverse_rows, out=answer[:, n_x:])
-    clock.check()
     of_y = curvature[n_x:, n_x:]
-    factor, failed = lapack.dpotrf(of_y.T, clean=1)
-    clock.check()
+    with clock.work(len(of_y) ** 3 / 3):
+        factor, failed = lapack.dpotrf(of_y.T, clean=1)
+    product = len(of_y) * answer.size  # operations of a triangle times the answer, or of half a square of it
     if failed:
-        hessian = answer.T @ (of_y @ answer)
+        with clock.work(4 * product):
+            hessian = answer.T @ (of_y @ answer)
     else:  # f is convex in y: half the work
-        half = blas.dtrmm(1.0, factor, answer)
-        clock.check()
-        hessian = half.T @ half
-    clock.check()
-    cross = curvature[:n_x, n_x:] @ answer
+        with clock.work(product):
+            half = blas.dtrmm(1.0, factor, answer)
+        with clock.work(len(half) * half.shape[1] ** 2):
+            hessian = half.T @ half
+    with clock.work(2 * n_x * answer.size):
+        cross = curvature[:n_x, n_x:] @ answer
     hessian[:n_x] += cross
     hessian[:, :n_x] += cross.T
     hessian[:n_x, :n_x] += curvature[:n_x, :n_x]

@@ -153,26 +153,33 @@ class Layout:
     def __init__(self, hessian: sp.csc_matrix, A: sp.csr_matrix):
         self._solver: qdldl.Solver | None = None
         n_y, size = A.shape[1], sum(A.shape)
-        self.indptr, self.indices = hessian.indptr, hessian.indices
-        column = np.repeat(np.arange(n_y, dtype=np.int32), np.diff(hessian.indptr))
-        self.upper = hessian.indices <= column
-        rows, diagonal = A.tocoo(), np.arange(size, dtype=np.int32)
-        self.column = np.concatenate([column[self.upper], diagonal, n_y + rows.row], dtype=np.int32)
-        self.row = np.concatenate([hessian.indices[self.upper], diagonal, rows.col], dtype=np.int32)
-        self.rows = rows.data
+        self.indptr, self.indices, self.A = hessian.indptr, hessian.indices, A
+        self.upper = hessian.indices <= np.repeat(np.arange(n_y, dtype=np.int32), np.diff(hessian.indptr))
+        (row, column), diagonal = self._of_hessian(), np.arange(size, dtype=np.int32)
+        first = len(row)
+        row = np.concatenate([row, diagonal, A.indices], dtype=np.int32)
+        column = np.concatenate([column, diagonal, n_y + self._rows_of_entries()], dtype=np.int32)
         # Two entries share a place only on the diagonal, where H lies on what K has beside it.
-        first = int(self.upper.sum())
-        other = np.flatnonzero(self.row != self.column)
+        other = np.flatnonzero(row != column)
         alone = np.concatenate([other[other < first], np.arange(first, first + size), other[other >= first]])
-        entries = alone.astype(np.int32), (self.row[alone], self.column[alone])
+        entries = alone.astype(np.int32), (row[alone], column[alone])
         self.matrix = sp.coo_matrix(entries, (size, size)).tocsc()  # which entry stands where
         self.matrix.sort_indices()
-        self.where = np.empty(len(self.row), np.int32)
+        self.where = np.empty(len(row), np.int32)
         self.where[self.matrix.data] = np.arange(self.matrix.nnz)
-        on_diagonal = np.flatnonzero(self.row[:first] == self.column[:first])
-        self.where[on_diagonal] = self.where[first + self.row[on_diagonal]]
+        on_diagonal = np.flatnonzero(row[:first] == column[:first])
+        self.where[on_diagonal] = self.where[first + row[on_diagonal]]
         self.matrix.data = np.zeros(self.matrix.nnz)
         give_back(size)
+
+    def _of_hessian(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and columns of the upper half of H."""
+        column = np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int32), np.diff(self.indptr))
+        return self.indices[self.upper], column[self.upper]
+
+    def _rows_of_entries(self) -> np.ndarray:
+        """Return the row of each entry of A."""
+        return np.repeat(np.arange(self.A.shape[0], dtype=np.int32), np.diff(self.A.indptr))
 
     def fits(self, hessian: sp.csc_matrix) -> bool:
         """Return whether H still has that sparsity."""
@@ -198,11 +205,12 @@ class Layout:
         return self._solver
 
     def _upper_half(self, hessian: sp.csc_matrix, diagonal: np.ndarray, kept: np.ndarray | None) -> sp.csc_matrix:
-        of_hessian, of_rows = hessian.data[self.upper], self.rows
+        of_hessian, of_rows = hessian.data[self.upper], self.A.data
         first, last = len(of_hessian), len(of_hessian) + len(diagonal)
         if kept is not None:
-            of_hessian = of_hessian * (kept[self.row[:first]] & kept[self.column[:first]])
-            of_rows = of_rows * (kept[self.row[last:]] & kept[self.column[last:]])
+            row, column = self._of_hessian()
+            of_hessian = of_hessian * (kept[row] & kept[column])
+            of_rows = of_rows * (kept[self.A.indices] & np.repeat(kept[self.A.shape[1] :], np.diff(self.A.indptr)))
         data = np.zeros(self.matrix.nnz)
         data[self.where[first:last]] = diagonal
         data[self.where[last:]] = of_rows

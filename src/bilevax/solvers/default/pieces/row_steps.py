@@ -70,15 +70,13 @@ class RowSteps:
         n_x, count = self.space.n_x, len(self.space.slope)
         rows = np.empty((n_x + count, count), order="F")
         rows[:n_x], rows[n_x:] = self.space.slope.T, -self.space.compliance
-        clock.check()
         half = half_solved(self._factor, rows, overwrite=True)
-        clock.check()
         # A multiplier alone is pushed through the last part of the factor, the only one that it meets.
         corner, whole = np.asfortranarray(self._factor[n_x:, n_x:]), np.empty((2 * count, 2 * count))
-        whole[:count, :count] = half.T @ half
+        with clock.work(count * half.size):
+            whole[:count, :count] = half.T @ half
         whole[count:, :count] = -wholly_solved(corner, half[n_x:])
         whole[:count, count:] = whole[count:, :count].T
-        clock.check()
         whole[count:, count:] = inverse(corner)
         return whole
 

@@ -11,10 +11,10 @@ from bilevax._support.division import positive
 
 def factorise(matrix: np.ndarray, overwrite: bool = False) -> np.ndarray:
     """Return the Cholesky factor; a `LinAlgError` where the matrix is not positive definite."""
-    clock.check()
-    factor, failed = lapack.dpotrf(
-        matrix.T, clean=0, overwrite_a=overwrite
-    )  # its own transpose, in the order in which LAPACK reads it
+    with clock.work(len(matrix) ** 3 / 3):
+        factor, failed = lapack.dpotrf(
+            matrix.T, clean=0, overwrite_a=overwrite
+        )  # its own transpose, in the order in which LAPACK reads it
     if failed:
         raise np.linalg.LinAlgError("the matrix is not positive definite")
     return factor
@@ -22,22 +22,28 @@ def factorise(matrix: np.ndarray, overwrite: bool = False) -> np.ndarray:
 
 def solve_factored(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the solution for one right-hand side, or for the columns of a matrix."""
-    return lapack.dpotrs(factor, right)[0] if right.size else right
+    if right.ndim == 1:
+        return lapack.dpotrs(factor, right)[0] if right.size else right
+    with clock.work(2 * len(factor) * right.size):
+        return lapack.dpotrs(factor, right)[0] if right.size else right
 
 
 def half_solved(factor: np.ndarray, right: np.ndarray, overwrite: bool = False) -> np.ndarray:
     """Return ``L^-1 right``, where ``L L'`` is the matrix with this factor."""
-    return blas.dtrsm(1.0, factor, right, trans_a=1, overwrite_b=overwrite) if right.size else right
+    with clock.work(len(factor) * right.size):
+        return blas.dtrsm(1.0, factor, right, trans_a=1, overwrite_b=overwrite) if right.size else right
 
 
 def wholly_solved(factor: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Return ``L'^-1 half``: the solution, given what `half_solved` returns."""
-    return blas.dtrsm(1.0, factor, half) if half.size else half
+    with clock.work(len(factor) * half.size):
+        return blas.dtrsm(1.0, factor, half) if half.size else half
 
 
 def inverse(factor: np.ndarray) -> np.ndarray:
     """Return the inverse of the matrix with this factor."""
-    half = np.triu(lapack.dpotri(factor)[0])
+    with clock.work(2 * len(factor) ** 3 / 3):
+        half = np.triu(lapack.dpotri(factor)[0])
     return half + np.triu(half, 1).T
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support import clock
 from bilevax._support.elimination import eliminates
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.programs.cholesky import factorise, lifted
@@ -89,8 +90,9 @@ def _of_large_quadratic(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> High
     quadratic, rows, point = flat.quadratics["upper"], joint_rows(flat), np.concatenate([x, y])
     if quadratic is None or rows.balls or len(point) <= SIZES.directions:
         return None
-    if np.count_nonzero(quadratic.curvature) <= SIZES.full * quadratic.curvature.size:
+    if np.count_nonzero(quadratic.numbers) <= SIZES.full * quadratic.numbers.size:
         return None
+    clock.check()
     try:
         factor = factorise(quadratic.curvature)
     except np.linalg.LinAlgError:

@@ -10,6 +10,7 @@ import qdldl
 import scipy.sparse as sp
 from scipy.linalg import lapack
 
+from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax._support.elimination import split
 from bilevax._support.programs import conic
@@ -109,7 +110,8 @@ def solve_by_rows(
         fresh = np.vstack([matrix[above], -matrix[below]])
         rows, level = np.vstack([rows, fresh]), np.concatenate([level, upper[above], -lower[below]])
         inverse = np.hstack([inverse, solve_factored(factor, fresh.T)])
-        compliance, beyond = rows @ inverse, rows @ free - level
+        with clock.work(2 * len(rows) * inverse.size):
+            compliance, beyond = rows @ inverse, rows @ free - level
         unit = positive(np.abs(beyond).max())  # steps near the end are tiny, and as exact as others
         inequality, active = np.arange(len(rows)) >= equalities, np.concatenate([active, np.ones(found, bool)])
         solved = solve_complementarity(compliance, beyond / unit, inequality, active)
