@@ -196,7 +196,7 @@ def test_a_large_quadratic_in_other_units_needs_no_matrix_for_its_gradients():
     random, size = np.random.default_rng(0), _N_X + _N_Y
     curvature, linear = random.standard_normal((size, size)), random.standard_normal(size)
     user = quadratic.JointQuadratic(_N_X, lambda x, y: 0.0, linear, curvature + curvature.T)
-    scales = Scales(*(np.exp2(random.integers(-3, 4, count)) for count in (_N_X, _N_Y, 1)))
+    scales = Scales(np.exp2(random.integers(-3, 4, _N_X)), np.exp2(random.integers(-3, 4, _N_Y)), np.ones(1))
     unit, both = 0.25, np.concatenate([scales.x, scales.y])
     scaled = user.in_units(scales, unit)
     point = random.standard_normal(size)
