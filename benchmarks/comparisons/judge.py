@@ -13,6 +13,7 @@ from comparisons.instance import Instance, Rows
 # Rows are relaxed by this much, relative to their size: an optimum on the border of feasibility counts as feasible.
 _BORDER = 1e-8
 _SAME_VALUE = 1e-5
+_ROUNDS = 20
 
 
 class Judge:
@@ -66,14 +67,24 @@ class Judge:
         return self._length * (np.array(found.x) if polished is None else polished)
 
     def _on_rows(self, linear: np.ndarray, right: np.ndarray, active: np.ndarray) -> np.ndarray | None:
-        """Return the minimiser with the active rows as equations, unless it breaks another row or pulls at one."""
-        active[: self._equalities] = True
-        rows, size = self._A[active], len(linear)
-        system = sp.bmat([[self._hessian, rows.T], [rows, None]]).toarray()
-        found = np.linalg.lstsq(system, np.concatenate([-linear, right[active]]), rcond=1e-13)[0]
-        y, force = found[:size], found[size + self._equalities :]
-        broken = np.max((self._A @ y - right)[self._equalities :], initial=0.0)
-        return y if broken <= _BORDER and np.all(force >= -_BORDER) else None
+        """Return the minimiser with the active rows as equations, None where no set of them is found.
+
+        Rows that it breaks join them, and rows that it pulls at leave: at a kink a guess from an interior point is off.
+        """
+        size = len(linear)
+        for _ in range(_ROUNDS):
+            active[: self._equalities] = True
+            rows = self._A[active]
+            system = sp.bmat([[self._hessian, rows.T], [rows, None]]).toarray()
+            found = np.linalg.lstsq(system, np.concatenate([-linear, right[active]]), rcond=1e-13)[0]
+            y, force = found[:size], np.zeros(len(right))
+            force[active] = found[size:]
+            broken, pulling = self._A @ y - right > _BORDER, force < -_BORDER
+            broken[: self._equalities] = pulling[: self._equalities] = False
+            if not np.any(broken | pulling):
+                return y
+            active = (active | broken) & ~pulling
+        return None
 
     def value(self, x: np.ndarray) -> float:
         """Return Phi(x), infinite where the lower level is infeasible."""
