@@ -339,6 +339,8 @@ def live_lines(text):
 def test_live_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     settings = {"solver": SOLVER, "progress": True, **FOREVER}
+    bx.solve(toy(), 0.7, max_steps=100, time_limit=60.0, **settings)  # compiles
+    capsys.readouterr()
     bx.solve(toy(), 0.7, max_steps=10**9, time_limit=1.5, **settings)
     lines = live_lines(capsys.readouterr().err)
     assert 3 <= len(lines) <= 20  # about ten a second, however many looks
@@ -350,6 +352,8 @@ def test_live_line(capsys, monkeypatch):
     bx.solve(toy(), 1.5, progress=True, callback=lambda progress: time.sleep(0.11))
     lines = live_lines(capsys.readouterr().err)
     assert "phase answer" in lines[-1]
+    assert "best" in lines[-1]
+    assert "upper" not in lines[-1]  # what was tried last may be worse than what is known
     assert "left" not in "".join(lines)  # the default's steps do not tell how many are still to come
     monkeypatch.setenv("COLUMNS", "40")
     bx.solve(toy(), 0.7, max_steps=200, **settings)

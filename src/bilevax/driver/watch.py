@@ -97,14 +97,16 @@ class Watch:
         rate = (steps - first["step"]) / passed if passed > 0 else 0.0
         left = [] if self.limits.time_limit is None else [self.limits.time_limit - elapsed]
         left += [(self.limits.max_steps - steps) / rate] if self.steady and rate > 0 else []
+        value = "best" if "best" in last else "upper"  # of a search that goes up and down, the best there is so far
+        first_of_all = [key for key in ("phase", value) if key in last]
+        others = [key for key in last if key not in ("step", "time", "phase", "best", "upper")]
         return "  ".join(
             [
                 f"step {steps}/{self.limits.max_steps}",
                 f"{_duration(elapsed)}",
                 *([f"{rate:.3g} steps/s"] if rate > 0 else []),
                 *([f"{_duration(max(min(left), 0.0))} left"] if left else []),
-                *(f"{key} {_short(last[key])}" for key in ("phase", "upper") if key in last),
-                *(f"{key} {_short(last[key])}" for key in last if key not in ("step", "time", "phase", "upper")),
+                *(f"{key} {_short(last[key])}" for key in first_of_all + others),
             ]
         )
 
