@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import bilevax as bx
+from bilevax.certificate.stationarity.least_norm import shortest
 from bilevax.model.flat import FlatProblem, equilibrated
 from known import (
     RECORDS,
@@ -739,3 +740,42 @@ def test_rows_of_which_either_holds_y_back(cost, value, least, stationary, copie
     )
     certificate = bx.certify(problem, np.ones(2 * copies))
     assert (certificate.stationarity <= 1e-6) == stationary, certificate
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
+def test_shortest_solutions_of_equations(form):
+    random = np.random.default_rng(5)
+    matrix, right = random.standard_normal((8, 12)), random.standard_normal(8)
+    leading, others = matrix[:, :7], matrix[:, 7:]
+    across = np.linalg.svd(others)[0][:, 5:]  # what the unknowns that cost nothing cannot do
+    least = np.linalg.norm(np.linalg.lstsq(across.T @ leading, across.T @ right)[0])
+    assert shortest(7, form(matrix), right) == pytest.approx(least, rel=1e-8)
+    contradiction = np.vstack([matrix, matrix[:1]])
+    assert shortest(7, form(contradiction), np.append(right, right[0] + 1)) == np.inf
+
+
+@pytest.mark.slow
+def test_points_beside_kinks_of_many_rows_are_near_them():
+    random = np.random.default_rng(10008)
+    n_x, n_y, n_rows = 10, 30, 45
+    curvature = random.standard_normal((n_y, n_y))
+    data = {
+        "H": curvature @ curvature.T / n_y + 0.1 * np.eye(n_y),
+        "C": random.standard_normal((n_y, n_x)),
+        "goal": random.standard_normal(n_y),
+    }
+    problem = bx.BilevelProblem(
+        upper=lambda x, y, data: 0.5 * jnp.sum((y - data["goal"]) ** 2) + 0.05 * x @ x,
+        lower=lambda x, y, data: 0.5 * y @ data["H"] @ y + y @ data["C"] @ x,
+        coupling=bx.LinearCoupling(
+            A=random.standard_normal((n_rows, n_y)),
+            B=0.5 * random.standard_normal((n_rows, n_x)),
+            upper=random.uniform(0.0, 0.2, n_rows),
+        ),
+        data=data,
+    )
+    solution = bx.solve(problem, random.standard_normal(n_x))
+    assert solution.success
+    beside = bx.certify(problem, solution.x + 1e-8 * random.standard_normal(n_x))
+    assert beside.stationarity <= 1e-6
+    assert beside.radius <= 1e-6

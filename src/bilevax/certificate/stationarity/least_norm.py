@@ -1,4 +1,4 @@
-"""Least-norm programs: the shortest vector under equations and sign conditions, by Clarabel."""
+"""Least-norm programs: the shortest vector under equations, and under sign conditions too by Clarabel."""
 
 import dataclasses
 from typing import Any
@@ -10,6 +10,7 @@ import scipy.sparse as sp
 from bilevax._support.programs import conic
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.tolerances import TOLERANCES
+from bilevax.convex.saddle_point import solve_saddle_point
 from bilevax.model.compressed_rows import by_columns, put_together, unit_rows_at
 
 
@@ -21,6 +22,23 @@ class LeastNorm:
     unknowns: np.ndarray
     of_equations: np.ndarray
     of_signs: np.ndarray
+
+
+def shortest(leading: int, matrix: Any, right: np.ndarray) -> float:
+    """Return the least norm of the first ``leading`` unknowns, to rounding, under ``matrix unknowns = right``.
+
+    The residual is added, so it is never less than the least norm; infinite where the equations are not solved. Full
+    equations are one linear system; of a large sparse one Clarabel's factors are the sparser ones.
+    """
+    if not isinstance(matrix, np.ndarray):
+        answer = least_norm(leading, matrix, right, np.zeros(0, int))
+        return np.inf if answer is None else answer.distance
+    count, total = matrix.shape
+    square = sp.diags(np.concatenate([np.ones(leading), np.zeros(total - leading)]), format="csc")
+    solution, _ = solve_saddle_point(square, matrix, np.full(count, -1), np.zeros(total), right)
+    wrong = np.abs(matrix @ solution - right).max(initial=0.0)
+    solved = np.isfinite(solution).all() and _negligible(wrong, solution)
+    return float(np.linalg.norm(solution[:leading]) + wrong) if solved else np.inf
 
 
 def least_norm(leading: int, matrix: Any, right: np.ndarray, nonnegative: np.ndarray) -> LeastNorm | None:
@@ -56,7 +74,11 @@ def least_norm(leading: int, matrix: Any, right: np.ndarray, nonnegative: np.nda
     # What counts is the residual of the answer, not the status that the solver reports.
     negative = np.maximum(-solution[nonnegative], 0).max(initial=0.0)
     wrong = np.abs(matrix @ solution - right / scale).max(initial=0.0) + negative
-    if not np.isfinite(solution).all() or not wrong <= TOLERANCES.least_norm_residual * (1 + np.abs(solution).max()):
+    if not np.isfinite(solution).all() or not _negligible(wrong, solution):
         return None
     distance = float(np.linalg.norm(solution[:leading]) + wrong) * scale
     return LeastNorm(distance, scale * solution, dual[:count], dual[count : count + len(nonnegative)])
+
+
+def _negligible(wrong: float, solution: np.ndarray) -> bool:
+    return bool(wrong <= TOLERANCES.least_norm_residual * (1 + np.abs(solution).max(initial=0.0)))

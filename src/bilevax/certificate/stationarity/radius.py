@@ -6,7 +6,7 @@ import scipy.sparse.linalg as spl
 
 from bilevax._support.division import positive
 from bilevax.certificate.settings import STATIONARITY
-from bilevax.certificate.stationarity.least_norm import least_norm
+from bilevax.certificate.stationarity.least_norm import shortest
 from bilevax.certificate.tolerances import TOLERANCES
 from bilevax.exact.active_rows import ActiveRows
 from bilevax.exact.sensitivity import PointDerivatives, solve_kkt
@@ -44,8 +44,7 @@ def radius(point: PointDerivatives, active: ActiveRows, multipliers: bool = True
     equations = put_together(blocks, [n_y, *fitted], [n_x, *fitted, n_y, count])
     right = np.concatenate([np.zeros(n_y), slack, -excess[weak], normal_slack])
     size = np.abs(right).max()
-    answer = least_norm(n_x + sum(fitted), equations, right / size, np.zeros(0, int))
-    return np.inf if answer is None else answer.distance * size
+    return shortest(n_x + sum(fitted), equations, right / size) * size
 
 
 def _bound(point: PointDerivatives, active: ActiveRows) -> float:
