@@ -353,6 +353,7 @@ def test_live_line(capsys, monkeypatch):
     lines = live_lines(capsys.readouterr().err)
     assert "phase answer" in lines[-1]
     assert "best" in lines[-1]
+    assert any("stationarity" in line for line in lines)  # of Phi, where a descent on it has looked
     assert "upper" not in lines[-1]  # what was tried last may be worse than what is known
     assert "left" not in "".join(lines)  # the default's steps do not tell how many are still to come
     monkeypatch.setenv("COLUMNS", "40")

@@ -241,7 +241,7 @@ class _OnTheLastMultipliersItDescends:
 def test_other_multipliers_are_looked_at_until_one_descends():
     nothing = np.zeros(2)
     start = ExactPoint(np.zeros(1), np.zeros(1), nothing, nothing, value=0.0)
-    *_, (end, finished) = exact_descent(_OnTheLastMultipliersItDescends(), start, 1e-6)
+    *_, (end, finished, _) = exact_descent(_OnTheLastMultipliersItDescends(), start, 1e-6)
     assert finished
     assert end.value == -1.0
 

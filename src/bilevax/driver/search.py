@@ -102,6 +102,8 @@ def _look_at_each(flat: FlatProblem, steps: Iterable[Snapshot], seen: _Seen, wat
                 numbers: dict[str, Any] = {"phase": last.phase, "upper": last.value}
                 if seen.best is not None and seen.best.exact:
                     numbers["best"] = seen.best.value
+                if last.slope is not None:
+                    numbers["stationarity"] = last.slope
                 if last.sweeps is not None:
                     numbers["sweeps"] = last.sweeps
                 point = (None, None) if watch.callback is None else (flat.x_tree(last.x), flat.y_tree(last.y))

@@ -90,7 +90,7 @@ class Watch:
         return self.ended is not None
 
     def _line(self) -> str:
-        """Return the live line: steps, time, how fast, how much longer at most, and the solver's own numbers."""
+        """Return the live line: steps, time, how fast if steady, how much longer at most, the solver's own numbers."""
         first, last = self.records[0], self.records[-1]
         steps, elapsed = last["step"], last["time"]
         passed = elapsed - first["time"]
@@ -104,7 +104,7 @@ class Watch:
             [
                 f"step {steps}/{self.limits.max_steps}",
                 f"{_duration(elapsed)}",
-                *([f"{rate:.3g} steps/s"] if rate > 0 else []),
+                *([f"{rate:.3g} steps/s"] if self.steady and rate > 0 else []),
                 *([f"{_duration(max(min(left), 0.0))} left"] if left else []),
                 *(f"{key} {_short(last[key])}" for key in first_of_all + others),
             ]

@@ -93,7 +93,9 @@ class CompiledSolver(Solver, eqx.Module):
 class Snapshot(NamedTuple):
     """Where a search stands after a step; ``exact`` where the value is Phi(x), not a smoothed one.
 
-    ``sweeps`` counts the work of the default's first-order variant so far: None in all others.
+    ``slope`` is how steeply Phi still falls where that was last looked at, per length of x and relative to the size of
+    its gradient; None where nobody looked. ``sweeps`` counts the work of the default's first-order variant so far: None
+    in all others.
     """
 
     x: np.ndarray
@@ -104,6 +106,7 @@ class Snapshot(NamedTuple):
     final: bool = False
     converged: bool = False
     sweeps: int | None = None
+    slope: float | None = None
 
     def replaces(self, best: "Snapshot") -> bool:
         """Return whether this is the one to keep; where nothing exact is known yet, the latest is."""

@@ -38,6 +38,6 @@ def descend(
     """
     point, finished = basin, False
     for step in exact_descent(pieces, basin, rtol, below):
-        point, finished = step
-        yield snapshot(point, "exact descent", sweeps)
+        point, finished, slope = step
+        yield snapshot(point, "exact descent", sweeps)._replace(slope=slope)
     return point, finished

@@ -53,7 +53,7 @@ def hypergradient_descent(
     for look in range(1 + HYPERGRADIENT.looks):
         values = [point.value]
         for step in quasi_newton(phi, upper, point, arrived, steps, worth=-np.inf):
-            yield _snapshot(step, "hypergradient descent")
+            yield _snapshot(step, "hypergradient descent")._replace(slope=left(step))
             point = step
             values.append(point.value)
             if lost(point) or not _falls(values, smooth):

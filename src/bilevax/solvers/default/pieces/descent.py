@@ -110,12 +110,15 @@ Promises = Callable[[ExactPoint, np.ndarray], bool | None]
 
 def exact_descent(
     pieces: Pieces, point: ExactPoint, rtol: float, below: float = np.inf
-) -> Iterator[tuple[ExactPoint, bool]]:
+) -> Iterator[tuple[ExactPoint, bool, float | None]]:
     """Yield exact points that descend on Phi; the flag is true at the end, once no model sees descent left.
+
+    The number is the slope that the last model saw, at the point it was made for; None before the first step.
 
     It ends before, once the next step does not promise a value ``below`` that of another descent.
     """
     trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
+    seen_slope = None
     for _ in range(EXACT.iterations):
         size = 1 + abs(point.value)
         rounding, worth = pieces.resolution * size, EXACT.worth * rtol * size
@@ -127,6 +130,7 @@ def exact_descent(
             promises = functools.partial(_promises, pieces, trust, rtol, least)
             seen = _look(pieces, point, trust, rtol, pieces.other_readings(point, promises), least)
         step, trial = seen.step, seen.trial
+        seen_slope = seen_slope if step is None else step.slope
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
         if finished and step is not None and not (last_look or pieces.lands_anywhere):
@@ -141,7 +145,7 @@ def exact_descent(
             finished = step is not None and step.predicted <= rounding
             if finished or trust.exhausted:
                 break
-            yield point, False
+            yield point, False, seen_slope
             continue
         gain = point.value - trial.value
         slope = step.slope if step.predicted <= rounding else np.inf
@@ -152,13 +156,13 @@ def exact_descent(
         done = small and step.length <= rtol * (1 + np.abs(before.x).max(initial=0.0)) and step.slope <= 0.1 * rtol
         if done and not pieces.lands_anywhere:  # on these multipliers: the others are looked at once more
             crawled, done = EXACT.crawl, False
-        yield point, done
+        yield point, done, seen_slope
         if done:
             return
     else:
         return
     polished = pieces.polished(point, trust)
-    yield point if polished is None else polished, finished
+    yield point if polished is None else polished, finished, seen_slope
 
 
 @dataclasses.dataclass(frozen=True)
