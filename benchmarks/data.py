@@ -10,8 +10,7 @@ from bilevax.problems import NetworkDesign
 
 def diabetes() -> tuple[np.ndarray, np.ndarray]:
     """Return the paper's 45 quadratic features of the diabetes data, and the labels, shuffled."""
-    found = datasets.diabetes()
-    base, labels = found.features, found.labels
+    base, labels = datasets.diabetes()
     first, second = np.triu_indices(base.shape[1], k=1)
     features = np.column_stack([np.ones(len(base)), base, base**2, base[:, first] * base[:, second]])
     order = np.random.default_rng(0).permutation(len(base))

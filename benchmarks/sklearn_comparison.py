@@ -21,21 +21,21 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from bilevax.app.experiments.provenance import made
-from bilevax.datasets import libsvm
+from bilevax.datasets import diabetes, libsvm
 from bilevax.sklearn import BilevelSVC
 
-# The files of LIBSVM are not in the package, but for one: they come from BILEVAX_DATA, or from beside the checkout.
+# Two files of LIBSVM are not in the package: they come from BILEVAX_DATA, or from beside the checkout.
 FOLDER = Path(os.environ.get("BILEVAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "libsvm"
-FILES = {"diabetes": "diabetes_scale", "heart": "heart_scale", "australian": "australian"}
+FILES = {"heart": "heart_scale", "australian": "australian"}
 GRID = {"linearsvc__C": np.logspace(-4, 3, 15)}
 OTHER = "LinearSVC + grid"
 
 
 def data() -> Iterator[tuple[str, Any, np.ndarray]]:
     """Yield names, features and labels of two classes."""
+    yield "diabetes", *diabetes()
     for name, file in FILES.items():
-        rows = libsvm(FOLDER / file)
-        yield name, rows.features, rows.labels
+        yield name, *libsvm(FOLDER / file)
     yield "breast cancer", *load_breast_cancer(return_X_y=True)
     features, labels = load_wine(return_X_y=True)
     yield "wine, the second kind", features, labels == 1

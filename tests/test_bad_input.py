@@ -88,6 +88,14 @@ def test_nan_from_the_start_on_is_told(solver, level):
     assert "NaN" in solution.message
 
 
+def test_an_infinite_start_is_told():
+    problem = bx.BilevelProblem(lambda x, y: y - jnp.log(x), lambda x, y: (y - x) ** 2, x_set=bx.Box(0.0, 10.0))
+    solution = bx.solve(problem, 0.0)
+    assert solution.status is bx.Status.NOT_A_NUMBER
+    assert "start elsewhere" in solution.message
+    assert bx.solve(problem, 0.5).success
+
+
 # --- shapes
 
 

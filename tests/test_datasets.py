@@ -37,6 +37,9 @@ def test_the_files_are_read_as_described():
     assert (np.sum(diabetes.labels == 1), np.sum(diabetes.labels == -1)) == (500, 268)
     assert (np.sum(fourclass.labels == 1), np.sum(fourclass.labels == -1)) == (307, 555)
     assert (diabetes.name, fourclass.name) == ("diabetes", "fourclass")
+    features, labels = diabetes
+    assert features is diabetes.features
+    assert labels is diabetes.labels
     np.testing.assert_array_equal(
         diabetes.features[0], [-0.294118, 0.487437, 0.180328, -0.292929, -1, 0.00149028, -0.53117, -0.0333333]
     )

@@ -117,8 +117,9 @@ def _trials(flat: FlatProblem, x: np.ndarray, quality: Stationarity) -> Iterator
 def _steepest(pieces: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """Return gradients to descend along: those of pieces, and their shortest convex combination.
 
-    All pieces descend against the latter.
+    All pieces descend against the latter. Where f is infinite, so may they be: they lead nowhere then.
     """
+    pieces = tuple(gradient for gradient in pieces if np.isfinite(gradient).all())
     if len(pieces) > 1:
         # That the weights add up to 1 is one more equation of the least squares, with a large weight.
         system = np.vstack([np.array(pieces).T, np.full(len(pieces), CHALLENGE.sum_weight)])

@@ -38,7 +38,7 @@ def certified(flat: FlatProblem, solver: Solver, ending: Ending) -> tuple[Ending
     if certificate.failure is Status.LOWER_INFEASIBLE and (later := in_time(ending.later)) is not None:
         ending = ending._replace(x=later[0], y=later[1])
         certificate = judge(*later)
-    if np.isnan(certificate.value):
+    if np.isnan(certificate.value) or (np.isinf(certificate.value) and certificate.failure is None):
         x, y = trees.flatten_host(ending.x), trees.flatten_host(certificate.y)
         numbers = in_time(lambda: [flat.value_and_gradients(level, x, y) for level in ("upper", "lower")])
         if not all(np.isfinite(part).all() for level in numbers or () for part in level):

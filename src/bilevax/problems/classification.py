@@ -1,6 +1,7 @@
 """Rows of features with two classes, and their splits: what the problems of classification are built from."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import scipy.sparse as sp
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows of features, each with a label -1 or +1.
+    """Rows of features, each with a label -1 or +1; ``X, y = dataset`` takes it apart.
 
     Attributes
     ----------
@@ -39,6 +40,9 @@ class Dataset:
             raise ValueError(f"labels: expected -1 and +1, got {np.unique(labels)[:5]}.")
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "labels", labels)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.features, self.labels))
 
     def __len__(self) -> int:
         return self.features.shape[0]
