@@ -83,6 +83,18 @@ def test_gradient_is_that_of_the_value():
             assert slope == pytest.approx(direction @ point.gradient, abs=1e-5 * (1 + np.abs(point.gradient).max()))
 
 
+@pytest.mark.slow
+def test_where_the_upper_objective_is_no_number_sweeps_end_at_once():
+    upper = lambda x, y: jnp.sum((x - 0.2) ** 2) + 0 * jnp.sum(y) + 0 * jnp.sum(jnp.sqrt(x - 0.6))
+    problem = bx.BilevelProblem(upper, lambda x, y: jnp.sum((y - x) ** 2), y_like=np.zeros(1))
+    oracle = _oracle(problem, np.ones(1), 1)
+    point = oracle.begin()
+    assert point is not None
+    oracle.sweeps = 1000  # later than the last look at the step sizes, which would end them, too
+    assert oracle.evaluate(np.array([0.5]), point.smoothing, point) is None
+    assert oracle.sweeps - 1000 <= first_order.FIRST_ORDER.blind_sweeps
+
+
 def test_new_numbers_compile_nothing():
     with jax.enable_x64(True):
         counts, sweeps = [], cast(Any, first_order_sweeps.sweep_until_accurate)

@@ -80,6 +80,8 @@ class FirstOrderSettings:
     # Sweeps before an answer counts as accurate, and accurate sweeps in a row.
     fewest_sweeps: int = 4
     accurate_sweeps: int = 2
+    # Sweeps in a row after which a hypergradient that is not finite is given up: y may pass where f has no number.
+    blind_sweeps: int = 5
     # The largest ratio of error to residual is forgotten by this factor in a sweep, and grows by this one at most.
     ratio_decay: float = 0.97
     ratio_growth: float = 1e3

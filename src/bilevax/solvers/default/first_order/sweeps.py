@@ -125,8 +125,8 @@ class Loop(NamedTuple):
         Whether the last sweep was accepted, and whether ``state`` is an extrapolation.
     error
         The estimated error of the hypergradient.
-    good
-        Accurate sweeps in a row.
+    good, blind
+        Sweeps in a row with an accurate hypergradient, and with one that is not finite.
     steep
         Whether g bends more than the step sizes allow for.
     """
@@ -143,6 +143,7 @@ class Loop(NamedTuple):
     ratio: Array
     error: Array
     good: Array
+    blind: Array
     steep: Array
 
 
@@ -261,7 +262,7 @@ def _wanted_error(setting: Setting, goal: Goal) -> Callable[[Array], Array]:
 def _unfinished(loop: Loop) -> Array:
     done = (loop.good >= FIRST_ORDER.accurate_sweeps) & (loop.sweeps >= FIRST_ORDER.fewest_sweeps)
     finite = jnp.isfinite(loop.norm) | ~loop.has_previous  # after a rejected extrapolation the norm may be anything
-    return ~done & finite & ~loop.steep
+    return ~done & finite & ~loop.steep & (loop.blind < FIRST_ORDER.blind_sweeps)
 
 
 def _first_loop(lower: LowerLevel, setting: Setting, start: Start) -> Loop:
@@ -280,6 +281,7 @@ def _first_loop(lower: LowerLevel, setting: Setting, start: Start) -> Loop:
         ratio=start.ratio,
         error=nothing + jnp.inf,
         good=jnp.zeros((), int),
+        blind=jnp.zeros((), int),
         steep=jnp.zeros((), bool),
     )
 
@@ -323,6 +325,7 @@ def _advance(loop: Loop, swept: _Swept, weight: Array, wanted_error: Callable[[A
         ratio=ratio,
         error=error,
         good=good,
+        blind=jnp.where(jnp.isfinite(swept.gradient).all(), 0, loop.blind + 1),
         steep=steep,
     )
 
