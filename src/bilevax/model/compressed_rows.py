@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support import clock
+from bilevax._support.full import as_array, is_full
 
 # Matrices with up to this many entries, zeros included, are put together as arrays.
 _FEW_ENTRIES = 20_000
@@ -200,6 +201,8 @@ def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: 
 
 def beside(left: sp.csr_matrix, right: sp.csr_matrix) -> sp.csr_matrix:
     """Return compressed rows beside each other."""
+    if is_full(left) and is_full(right):
+        return compressed(np.hstack([as_array(left), as_array(right)]))
     columns, ends = left.shape[1], left.indptr + right.indptr
     data, indices = np.empty(ends[-1]), np.empty(ends[-1], np.int32)
     before = np.repeat(right.indptr[:-1], np.diff(left.indptr)), np.repeat(left.indptr[1:], np.diff(right.indptr))

@@ -74,6 +74,7 @@ def natural_scales(flat: "FlatProblem", x: np.ndarray, y: np.ndarray) -> Scales:
     """
     terms = _Terms(flat, x, y)
     unknown = _Unknowns(flat, terms.rows.matrix.shape[0])
+    terms.sample(unknown.count)
     known = np.full(unknown.count, np.nan)
     known[unknown.x] = np.round(_fit(flat, x, terms, unknown, unknown.equations).solve()[unknown.x])
     whole = [unknown.both, unknown.upper], [unknown.y, unknown.lower]
@@ -202,6 +203,10 @@ class _Terms:
         self.lower = _without_rounding(of_g, flat.n_x), linear_g
         self.rows = flat.row_groups
 
+    def sample(self, unknowns: int) -> None:
+        """Keep of the second derivatives what fits with so many unknowns look at: all of them at the same entries."""
+        self.upper, self.lower = ((_sampled(matrix, unknowns), linear) for matrix, linear in (self.upper, self.lower))
+
 
 _SQUARES: "tuple[tuple[Level, Variable], ...]" = ("upper", "x"), ("upper", "y"), ("lower", "y")
 
@@ -244,9 +249,7 @@ class _Fit:
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
-        if _is_sampled(matrix, self.count):
-            rows = compressed(matrix) if isinstance(matrix, np.ndarray) else sp.csr_matrix(matrix)
-            matrix = _few_of_each_row(rows)
+        matrix = _sampled(matrix, self.count)
         row, column, data = entries_of(matrix)
         if len(data) > _MOST_ENTRIES and not (self.count > MOST_UNKNOWNS and sp.issparse(matrix)):
             pick = np.random.default_rng(0).choice(len(data), _MOST_ENTRIES, replace=False)
@@ -280,6 +283,13 @@ class _Fit:
             strength = weight()
             strength /= off
         return answer
+
+
+def _sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> sp.spmatrix | np.ndarray:
+    """Return a matrix for a fit with so many unknowns: some entries of each row where these are enough."""
+    if not _is_sampled(matrix, unknowns):
+        return matrix
+    return _few_of_each_row(compressed(matrix) if isinstance(matrix, np.ndarray) else sp.csr_matrix(matrix))
 
 
 def _is_sampled(matrix: sp.spmatrix | np.ndarray, unknowns: int) -> bool:

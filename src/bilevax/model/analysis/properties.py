@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from bilevax._support import trees
@@ -184,10 +185,13 @@ def on_flat_vectors(
 ) -> Callable[[Any, Any], Any]:
     """Return f ("upper") or g ("lower") of a problem as a function of flat vectors, its data closed over."""
     with float64():
-        upper, lower, data = place((problem.upper, problem.lower, problem.data), np.float64)
-    bare = BilevelProblem(upper, lower, data=data)
-    value = bare.upper_value if level == "upper" else bare.lower_value
-    return lambda x, y: value(trees.unflatten(x, x_like), trees.unflatten(y, y_like))
+        objective = place(problem.upper if level == "upper" else problem.lower, np.float64)
+    data = () if problem.data is None else (problem.data,)  # on the host, where it is looked at; a trace copies nothing
+
+    def value(x: Any, y: Any) -> Any:
+        return jnp.reshape(objective(trees.unflatten(x, x_like), trees.unflatten(y, y_like), *data), ())
+
+    return value
 
 
 def _bounds(bounds: Bounds | None, size: int, free: Callable[[int], Bounds]) -> Bounds:

@@ -143,7 +143,8 @@ def _form_curvature(known: Known, op: Op) -> int:
             continue  # not one number for all entries
         if known[a.terms[0]].curvature != AFFINE:
             continue
-        symmetric = first[0] * second[0] * (matrix + matrix.T)
+        symmetric = matrix + matrix.T
+        symmetric *= first[0] * second[0]
         if prove_by_hessian(symmetric)[0] == "proven":
             return CONVEX
         return CONCAVE if prove_by_hessian(-symmetric)[0] == "proven" else 0

@@ -8,6 +8,8 @@ from scipy.linalg import blas, lapack
 from bilevax._support import clock
 from bilevax._support.division import positive
 
+_LARGE = 500  # unknowns from which on LAPACK, made for many right sides, takes three times as long for one as BLAS
+
 
 def factorise(matrix: np.ndarray, overwrite: bool = False) -> np.ndarray:
     """Return the Cholesky factor; a `LinAlgError` where the matrix is not positive definite."""
@@ -22,6 +24,8 @@ def factorise(matrix: np.ndarray, overwrite: bool = False) -> np.ndarray:
 
 def solve_factored(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the solution for one right-hand side, or for the columns of a matrix."""
+    if right.ndim == 1 and len(right) > _LARGE:
+        return blas.dtrsv(factor, blas.dtrsv(factor, right, trans=1), overwrite_x=1)
     if right.ndim == 1:
         return lapack.dpotrs(factor, right)[0] if right.size else right
     with clock.work(2 * len(factor) * right.size):
@@ -36,6 +40,8 @@ def half_solved(factor: np.ndarray, right: np.ndarray, overwrite: bool = False) 
 
 def wholly_solved(factor: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Return ``L'^-1 half``: the solution, given what `half_solved` returns."""
+    if half.ndim == 1:
+        return blas.dtrsv(factor, half)
     with clock.work(len(factor) * half.size):
         return blas.dtrsm(1.0, factor, half) if half.size else half
 

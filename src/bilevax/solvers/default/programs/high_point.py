@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import scipy.sparse as sp
 
-from bilevax._support import clock
+from bilevax._support import clock, full
 from bilevax._support.elimination import eliminates
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.programs.cholesky import factorise, lifted
@@ -98,7 +98,7 @@ def _of_large_quadratic(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> High
     except np.linalg.LinAlgError:
         return None
     gradient, steps = np.concatenate(quadratic.gradients(x, y)), rows.around(point)
-    step = solve_by_rows(quadratic.curvature, gradient, steps.matrix.toarray(), steps.lower, steps.upper, factor)
+    step = solve_by_rows(quadratic.curvature, gradient, full.as_array(steps.matrix), steps.lower, steps.upper, factor)
     if step is None or np.abs(step).max() > RELAXATION.reach * (1 + np.abs(point).max()):
         return None
     end = point + step

@@ -14,10 +14,16 @@ from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax._support.elimination import split
 from bilevax._support.programs import conic
-from bilevax.solvers.default.programs.cholesky import factorise, factorise_nearly, solve_factored
+from bilevax.solvers.default.programs.cholesky import (
+    factorise,
+    factorise_nearly,
+    half_solved,
+    solve_factored,
+    wholly_solved,
+)
 from bilevax.solvers.default.programs.complementarity import solve_complementarity
 from bilevax.solvers.default.programs.elimination import Eliminated
-from bilevax.solvers.default.settings import PROGRAMS
+from bilevax.solvers.default.settings import PROGRAMS, SIZES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,10 @@ def solve_by_rows(
     except np.linalg.LinAlgError:
         return None
     free = v = -solve_factored(factor, gradient)
-    rows, level, inverse = matrix[equal], upper[equal], solve_factored(factor, matrix[equal].T)
+    # Of many variables half of each solution will do: it tells the compliance, and the other half is one vector's.
+    part = half_solved if (many := len(v) > SIZES.directions) else solve_factored
+    pushed = lambda push: wholly_solved(factor, push) if many else push
+    rows, level, inverse = matrix[equal], upper[equal], part(factor, matrix[equal].T)
     met_above, met_below, active, multiplier = equal, equal, np.ones(equalities, bool), np.zeros(equalities)
     for turn in range(PROGRAMS.turns):
         image = matrix @ v
@@ -109,22 +118,22 @@ def solve_by_rows(
         met_above, met_below = met_above | above, met_below | below
         fresh = np.vstack([matrix[above], -matrix[below]])
         rows, level = np.vstack([rows, fresh]), np.concatenate([level, upper[above], -lower[below]])
-        inverse = np.hstack([inverse, solve_factored(factor, fresh.T)])
+        inverse = np.hstack([inverse, part(factor, fresh.T)])
         with clock.work(2 * len(rows) * inverse.size):
-            compliance, beyond = rows @ inverse, rows @ free - level
+            compliance, beyond = (inverse.T if many else rows) @ inverse, rows @ free - level
         unit = positive(np.abs(beyond).max())  # steps near the end are tiny, and as exact as others
         inequality, active = np.arange(len(rows)) >= equalities, np.concatenate([active, np.ones(found, bool)])
         solved = solve_complementarity(compliance, beyond / unit, inequality, active)
         if solved is None:
             return None
         multiplier, active = unit * solved[0], solved[1]
-        v = free - inverse @ multiplier
+        v = free - pushed(inverse @ multiplier)
         # One refinement, since the free minimiser may be far away.
         step = -solve_factored(factor, hessian @ v + gradient + rows.T @ multiplier)
         inner = compliance[np.ix_(active, active)]
         change = solve_factored(factorise_nearly(inner), rows[active] @ (v + step) - level[active])
         multiplier[active] += change
-        v = v + step - inverse[:, active] @ change
+        v = v + step - pushed(inverse[:, active] @ change)
     else:
         return None
     push = rows.T @ multiplier
