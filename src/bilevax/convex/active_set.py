@@ -40,7 +40,7 @@ def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     else:
         vertex = vertex_multipliers(rows, at, close)
         basic = None if vertex is None else (vertex, nothing[1])
-    return _settled_from(rows, at, nothing if basic is None else basic, tolerance)
+    return _settled_from(rows, at, nothing if basic is None else basic, tolerance, patient=True)
 
 
 def _settled_from(
