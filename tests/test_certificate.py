@@ -754,6 +754,16 @@ def test_shortest_solutions_of_equations(form):
     assert shortest(7, form(contradiction), np.append(right, right[0] + 1)) == np.inf
 
 
+@pytest.mark.parametrize("form", [sp.csr_matrix.toarray, sp.csr_matrix])
+def test_shortest_solutions_see_a_misfit_that_a_conic_solver_takes_for_rounding(form):
+    random = np.random.default_rng(1)
+    rows, weight = sp.random(40, 30, 0.2, random_state=1, format="csr"), 1e-3
+    right = rows @ random.standard_normal(30) + 1e-7 * random.standard_normal(40)
+    matrix = sp.csr_matrix(sp.hstack([weight * sp.eye(40), rows]))
+    missing = right - rows @ np.linalg.lstsq(rows.toarray(), right)[0]
+    assert shortest(40, form(matrix), right) == pytest.approx(np.linalg.norm(missing) / weight, rel=1e-6)
+
+
 @pytest.mark.slow
 def test_points_beside_kinks_of_many_rows_are_near_them():
     random = np.random.default_rng(10008)

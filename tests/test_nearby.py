@@ -76,6 +76,30 @@ def test_entropy_near_its_border_follows_without_a_quadratic_program():
         assert found.y == pytest.approx(share / share.sum(), rel=1e-8)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_ways_of_equal_costs_are_exchanged_without_a_quadratic_program(seed, monkeypatch):
+    # Flows have costs and no curvature: with other capacities others are zero, some of them only after a few steps.
+    random, pairs, ways, links = np.random.default_rng(seed), 40, 6, 30
+    cost = np.concatenate([random.uniform(1, 2, pairs * ways), np.full(pairs, -3.0)])
+    curved = sp.csc_matrix(sp.diags(np.repeat([0.0, 1.0], [pairs * ways, pairs])))
+    objective = Objective(
+        lambda y: float(cost @ y + 0.5 * y @ (curved @ y)), lambda y: cost + curved @ y, lambda y: curved
+    )
+    served = sp.hstack([sp.kron(sp.eye(pairs), np.ones((1, ways))), -sp.eye(pairs)])
+    load = sp.random(links, pairs * ways, 0.1, random_state=seed, data_rvs=np.ones)
+    matrix = sp.vstack([served, sp.hstack([load, sp.csr_matrix((links, pairs))]), sp.eye(len(cost))], format="csr")
+    lower = np.concatenate([np.zeros(pairs), np.full(links, -np.inf), np.zeros(len(cost))])
+    sides = lambda capacity: np.concatenate([np.zeros(pairs), capacity, np.full(len(cost), np.inf)])
+    rows = lambda capacity: Constraints(matrix, lower, sides(capacity), relaxable=pairs + links)
+    nearby = Nearby(rows(np.full(links, 2.0)), minimise(objective, rows(np.full(links, 2.0))))
+    monkeypatch.setattr("bilevax.convex.nearby.minimise", None)
+    for _ in range(10):
+        there = rows(2.0 + 0.03 * random.standard_normal(links))
+        found, expected = nearby.minimise(objective, there), minimise(objective, there)
+        assert found.outcome is Outcome.OPTIMAL
+        assert objective.value(found.y) == pytest.approx(objective.value(expected.y), abs=1e-9)
+
+
 def test_bounds_of_the_domain_may_move():
     # log(y - x) + y, y >= x: the border moves with x, so that what was known of it does not hold.
     matrix = sp.csr_matrix(np.eye(1))

@@ -9,7 +9,7 @@ class CertificateSettings:
 
     # Lower-level variables, or rows, beyond which a start for y is used at once. With fewer it is used only where the
     # solve fails without it, so that the same is proven whatever the start,
-    start_counts: int = 2000
+    start_counts: int = 1000
     # or, beyond these, where the minimiser is the only one.
     start_helps: int = 500
 
@@ -68,6 +68,8 @@ class StationaritySettings:
     # Random directions that are tried besides, with few and with many variables.
     random_directions: int = 64
     random_directions_many: int = 8
+    # What is added to the diagonal of a sparse least-norm system; refinement takes it out again.
+    regularisation: float = 1e-8
     # Accuracy and iterations of Clarabel in least-norm programs.
     conic_accuracy: float = 1e-11
     conic_iterations: int = 200

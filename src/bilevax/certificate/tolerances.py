@@ -50,6 +50,8 @@ class Tolerances(ExactTolerances):
         at most the other. Where it is in between, multiplier vectors are looked at by linear programs.
     least_norm_residual
         The answer of a least-norm program is used if it satisfies its conditions to this, relative.
+    least_norm_rounding
+        That of a sparse linear system instead is used if it does to this.
     piece_rows
         Rows can be active together on a piece of Phi if their smallest singular value is at least this.
     piece_normal
@@ -103,6 +105,7 @@ class Tolerances(ExactTolerances):
     clearly_independent: float = 1e-5
     clearly_dependent: float = 1e-11
     least_norm_residual: float = 1e-7
+    least_norm_rounding: float = 1e-11
     piece_rows: float = 1e-9
     piece_normal: float = 1e-10
     piece_interior: float = 1e-9

@@ -40,7 +40,7 @@ def settle(rows: Rows, at: Local, tolerance: float) -> Point:
     else:
         vertex = vertex_multipliers(rows, at, close)
         basic = None if vertex is None else (vertex, nothing[1])
-    return _settled_from(rows, at, nothing if basic is None else basic, tolerance)
+    return _settled_from(rows, at, nothing if basic is None else basic, tolerance, patient=True)
 
 
 def _settled_from(
@@ -75,7 +75,10 @@ def follow(rows: Rows, at: Local, multipliers: np.ndarray, ball_multipliers: np.
         point = point if point.error < before.error and point.at.finite else before
     else:
         point = measure(at, rows, multipliers, ball_multipliers)
-    return point if point.error <= ACTIVE_SET.exact else _newton_on_active(rows, point, _strongly_active(rows, point))
+    if point.error <= ACTIVE_SET.exact:
+        return point
+    # Rows are exchanged a few at a time, and in between the error grows: still less work than finding all of them anew.
+    return _newton_on_active(rows, point, _strongly_active(rows, point), True, ACTIVE_SET.good_enough * tolerance)
 
 
 def polish(rows: Rows, point: Point, tolerance: float) -> Point:
@@ -118,16 +121,19 @@ def _strongly_active(rows: Rows, point: Point) -> Active:
     return Active(np.where(strong, side, 0), balls)
 
 
-def _newton_on_active(rows: Rows, point: Point, active: Active, patient: bool = False) -> Point:
+def _newton_on_active(
+    rows: Rows, point: Point, active: Active, patient: bool = False, enough: float = ACTIVE_SET.exact
+) -> Point:
     """Newton's method for the optimality conditions with the active rows and balls as equalities.
 
     After each step rows with a multiplier of the wrong sign are let go, and violated ones are held. A large system is
     factorised again only as long as the error falls fast, unless one is ``patient``. Steps end well inside the domain.
     At a flat minimum they shrink by the same factor again and again: then they are stretched to where that would lead.
+    An error of ``enough`` ends it.
     """
-    small = point.at.y.size <= DENSE.systems
-    max_steps = ACTIVE_SET.max_steps_small if small else ACTIVE_SET.max_steps_large
-    max_stalled = ACTIVE_SET.max_stalled_small if small or patient else ACTIVE_SET.max_stalled_large
+    thorough = patient or point.at.y.size <= DENSE.systems
+    max_steps = ACTIVE_SET.max_steps_small if thorough else ACTIVE_SET.max_steps_large
+    max_stalled = ACTIVE_SET.max_stalled_small if thorough else ACTIVE_SET.max_stalled_large
     multipliers = np.where(active.side != 0, point.multipliers, 0.0)
     ball_multipliers = np.where(active.balls, point.ball_multipliers, 0.0)
     at, best, error, stalled, seen, before = point.at, point, point.error, 0, set(), None
@@ -155,7 +161,7 @@ def _newton_on_active(rows: Rows, point: Point, active: Active, patient: bool = 
         stalled = 0 if halved or length < 1.0 or shrinking else stalled + 1
         if iteration == 0 or trial.error < best.error:
             best = trial
-        if best.error <= ACTIVE_SET.exact or stalled > max_stalled:
+        if best.error <= enough or stalled > max_stalled:
             break
         held = active
         active, multipliers, ball_multipliers = _corrected(rows, trial, held, multipliers, ball_multipliers)

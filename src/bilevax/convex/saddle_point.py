@@ -63,7 +63,7 @@ def solve_saddle_point(
     second = as_array(hessian) if dense else hessian
     fixed, single = np.unique(column, return_index=True)
     fixed, single = fixed[fixed >= 0], single[fixed >= 0]
-    pivot = np.asarray(matrix[single, fixed]).ravel()
+    pivot = matrix[single, fixed] if dense else matrix.data[matrix.indptr[single]]
     free, others = np.ones(size, bool), np.ones(right_rows.size, bool)
     free[fixed], others[single] = False, False
     free, others = np.flatnonzero(free), np.flatnonzero(others)
@@ -76,7 +76,7 @@ def solve_saddle_point(
     border: Any = matrix[others][:, free] * unit if dense else part(matrix, others, free)
     if not dense:
         border.data *= unit[border.indices]
-    length = np.linalg.norm(border, axis=1) if dense else scipy.sparse.linalg.norm(border, axis=1)
+    length = np.linalg.norm(border, axis=1) if dense else _row_norms(border)
     length = np.where(length > 0, length, 1.0)
     right[: free.size] *= unit
     right[free.size :] /= length
@@ -117,6 +117,15 @@ def part(matrix: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
     return type(matrix)(parts, shape=(rows.size, columns.size))
 
 
+def _row_norms(matrix: sparse.csr_matrix) -> np.ndarray:
+    return np.sqrt(np.bincount(_outer(matrix), matrix.data**2, matrix.shape[0]))
+
+
+def _outer(matrix: Any) -> np.ndarray:
+    """The row of each entry of a matrix compressed by rows, the column of one compressed by columns."""
+    return np.repeat(np.arange(matrix.indptr.size - 1, dtype=matrix.indices.dtype), np.diff(matrix.indptr))
+
+
 def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
     factors, pivots, _ = scipy.linalg.lapack.dgetrf(matrix)
     if scipy.linalg.lapack.dgecon(factors, np.max(np.sum(abs(matrix), axis=0)))[0] > RANK.singular_system:
@@ -130,7 +139,7 @@ def _sparse_solution(
 ) -> np.ndarray:
     """Solve [block border'; border 0] z = right, which may be singular but has a solution."""
     size = block.shape[0]
-    across, solve = sparse.csc_matrix(border.T), _regularised_solver(block, border, last)
+    across, solve = border.T, _regularised_solver(block, border, last)
 
     def times(vector: np.ndarray) -> np.ndarray:
         return np.concatenate([block @ vector[:size] + across @ vector[size:], border @ vector[:size]])
@@ -151,8 +160,8 @@ def _regularised_solver(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return the solver of the system with a small multiple of the identity added to its block, taken from its zero."""
     weight, size, count = RANK.regularisation, block.shape[0], border.shape[0]
-    entries = block.tocoo()
-    if count <= DENSE.schur and np.all(entries.row == entries.col):
+    column = _outer(block)
+    if count <= DENSE.schur and np.array_equal(block.indices, column):
         # With a diagonal block, as of an entropy, the rows alone are left to be factorised. Rounding may leave them
         # indefinite: where they depend on each other, and the block is nearly zero.
         inverse = 1 / (block.diagonal() + weight)
@@ -160,11 +169,11 @@ def _regularised_solver(
         with contextlib.suppress(np.linalg.LinAlgError):
             factor = scipy.linalg.cho_factor(schur, check_finite=False)
             return functools.partial(_solve_by_rows, inverse, border, factor)
-    rows, regular, diagonal = border.tocoo(), np.repeat([weight, -weight], [size, count]), np.arange(size + count)
-    data = np.concatenate([entries.data, rows.data, rows.data, regular])
-    row = np.concatenate([entries.row, size + rows.row, rows.col, diagonal])
-    col = np.concatenate([entries.col, rows.col, size + rows.row, diagonal])
-    return last.solver(sparse.csc_matrix((data, (row, col)), shape=(size + count, size + count)))
+    row, regular, diagonal = _outer(border), np.repeat([weight, -weight], [size, count]), np.arange(size + count)
+    data = np.concatenate([block.data, border.data, border.data, regular])
+    first = np.concatenate([block.indices, size + row, border.indices, diagonal])
+    second = np.concatenate([column, border.indices, size + row, diagonal])
+    return last.solver(sparse.csc_matrix((data, (first, second)), shape=(size + count, size + count)))
 
 
 def _solve_by_rows(inverse: np.ndarray, border: sparse.csr_matrix, factor: Any, error: np.ndarray) -> np.ndarray:

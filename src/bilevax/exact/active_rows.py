@@ -65,6 +65,10 @@ class Margin:
     coupled: float
     own: float
 
+    def contains(self, other: "Margin") -> bool:
+        """Return whether all rows within the other margins are within these."""
+        return self.coupled >= other.coupled and self.own >= other.own
+
 
 @dataclasses.dataclass(frozen=True)
 class UnitRows:

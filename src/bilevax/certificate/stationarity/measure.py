@@ -118,7 +118,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
     rows = unit_rows(flat, x, lower)
     gap = complementarity_margin(rows)
     best: Stationarity | None = None
-    seen = set()
+    seen, enough = set(), []
     for margin in _margins(flat.n_y <= STATIONARITY.many_variables):
         active = active_rows(flat, x, lower, rows, margin)
         if margin.coupled >= TOLERANCES.wide_margin:
@@ -126,7 +126,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
             upper = upper_rows_at(flat, x, lower.y).active(margin.coupled)
             point = dataclasses.replace(point, normals=normals, normal_free=free, normal_slack=slack, upper=upper)
         key = (active.a.shape[0], active.weak.tobytes(), point.normals.shape[0], point.upper.count)
-        if key in seen:
+        if key in seen or (not _relaxable(active) and any(margin.contains(other) for other in enough)):
             continue
         seen.add(key)
         try:
@@ -137,6 +137,8 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
             if best is None:
                 raise
             break  # what the margins before gave holds
+        if result.value <= result.radius < np.inf:
+            enough.append(margin)  # one that assumes more needs a longer step, and a smaller slope makes no difference
         if best is None:
             best = result
         elif max(result.value, result.radius) < max(best.value, best.radius):
@@ -180,7 +182,7 @@ def _measure_with(point: PointDerivatives, active: ActiveRows, gap: float, uniqu
     """Return the stationarity of x with these rows active, its radius not measured yet."""
     smallest = smallest_singular_value(active.a)
     independent = smallest > TOLERANCES.independent
-    if active.a.shape[0] > max(STATIONARITY.many_rows, active.a.shape[1]) and (found := _at_once(point, active)):
+    if _relaxable(active) and (found := _at_once(point, active)):
         return _result(found, point, active, smallest, gap)
     unique = np.ones(len(active.weak), bool) if independent else unique_multipliers(active.a)
     smooth = unique_y and unique.all() and not active.weak.any()
@@ -208,6 +210,11 @@ def _result(found: _Distance, point: PointDerivatives, active: ActiveRows, small
         relaxed=found.relaxed,
         upper_multipliers=point.upper.multipliers(found.upper),
     )
+
+
+def _relaxable(active: ActiveRows) -> bool:
+    """Return whether the strong test is first tried with w = 0, which asks nothing of multipliers."""
+    return active.a.shape[0] > max(STATIONARITY.many_rows, active.a.shape[1])
 
 
 def _at_once(point: PointDerivatives, active: ActiveRows) -> _Distance | None:
