@@ -21,6 +21,7 @@ from bilevax._support.division import positive
 _SMALLEST = 300  # variables from which on elimination is worth looking for
 _MOST_CORE = 1500  # variables that may be left
 _ROWS_AT_A_TIME = 4000  # so that what is made of them is small beside all of them
+_ENTRIES_AT_A_TIME = 500_000  # likewise
 _FULL = 0.2  # share of the core's entries from which on arrays are the better form for it
 _RIGID = 1e-100  # what a bound that is an equation gives
 _MOST_STIFF = 1e11  # of a row without local variables: refinement takes out what that leaves
@@ -108,12 +109,21 @@ def _local(hessian: Any, matrix: Any) -> np.ndarray | None:
         return None
     matrix, hessian = sp.csr_matrix(matrix), hessian if hessian.format in ("csr", "csc") else sp.csr_matrix(hessian)
     entries, diagonal = np.diff(matrix.indptr), hessian.diagonal()  # of what is symmetric, rows are like columns
-    shared = np.bincount(matrix.indices[np.repeat(entries > 1, entries)], minlength=size)
+    alone = matrix.indices[matrix.indptr[:-1][entries == 1]]
+    shared = _how_often(matrix.indices, size) - np.bincount(alone, minlength=size)
     local = (np.diff(hessian.indptr) <= 1) & (diagonal > 0) & (shared <= 1)
     core = size - int(local.sum())
     filled = shared[~local].sum() >= _FULL * core * np.count_nonzero(entries > 1)
     pays = filled and core <= min(_MOST_CORE, 0.5 * size)
     return local if pays else None
+
+
+def _how_often(columns: np.ndarray, size: int) -> np.ndarray:
+    """Return how often each column is named; NumPy makes a larger copy of what it counts."""
+    found, some = np.zeros(size, int), max(size, _ENTRIES_AT_A_TIME)
+    for first in range(0, len(columns), some):
+        found += np.bincount(columns[first : first + some], minlength=size)
+    return found
 
 
 def split(hessian: Any, matrix: Any) -> Split | None:
