@@ -126,6 +126,18 @@ def _how_often(columns: np.ndarray, size: int) -> np.ndarray:
     return found
 
 
+def _last_columns(matrix: sp.csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
+    """Return the first rows at some columns as a view; None unless these are the last entries of rows of one length."""
+    length, count = matrix.indptr[1], len(columns)
+    if length < count or not np.array_equal(matrix.indptr[: len(rows) + 1], length * np.arange(len(rows) + 1)):
+        return None
+    if not np.array_equal(rows, np.arange(len(rows))):
+        return None
+    in_rows = lambda entries: entries[: length * len(rows)].reshape(-1, length)[:, length - count :]
+    there = in_rows(matrix.indices)
+    return in_rows(matrix.data) if all((there[part] == columns).all() for part in _parts(len(rows))) else None
+
+
 def split(hessian: Any, matrix: Any) -> Split | None:
     """Return the core and the local variables of a program; None where elimination would not pay."""
     if (is_local := _local(hessian, matrix)) is None:
@@ -137,10 +149,12 @@ def split(hessian: Any, matrix: Any) -> Split | None:
     single = np.zeros(len(entries), bool)
     single[entries == 1] = is_local[matrix.indices[matrix.indptr[:-1][entries == 1]]]
     rows, own = np.flatnonzero(~single), np.flatnonzero(single)
-    A, of_local, at = np.empty((len(rows), len(core))), [], matrix.indptr[own]
+    A, of_local, at = _last_columns(matrix, rows, core), [], matrix.indptr[own]
+    is_view, A = A is not None, np.empty((len(rows), len(core))) if A is None else A
     for part in _parts(len(rows)):
         picked = matrix[rows[part]]
-        A[part] = picked[:, core].toarray()
+        if not is_view:
+            A[part] = picked[:, core].toarray()
         of_local.append(picked[:, local])
     return Split(
         core=core,
