@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> Report:
         if before:  # time against numbers in the data
             last = before[-1]
             row["exponent"] = np.log(row["cpu_s"] / last["cpu_s"]) / np.log(row["work"] / last["work"])
-            # Megabytes that a megabyte more of data takes: what does not depend on the size, compiled code, is left out.
+            # Megabytes that a megabyte more of data takes: what does not depend on the size is left out.
             row["growth"] = (row["peak_mb"] - before[0]["peak_mb"]) / (row["data_mb"] - before[0]["data_mb"])
         report.add(**row)
         if most is not None:
