@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.case:
         print(json.dumps(_measure(arguments.case[0], tuple(int(part) for part in arguments.case[1:]))))
         sys.exit()
-    report = Report(("case", "certified", "cpu_s", "s", "data_mb", "peak_mb", "exponent"), arguments.json)
+    report = Report(("case", "certified", "cpu_s", "s", "data_mb", "peak_mb", "growth", "exponent"), arguments.json)
     for kind, size, most in _CASES:
         if kind not in arguments.kinds or size[0] > arguments.most:
             continue
@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> Report:
         if before:  # time against numbers in the data
             last = before[-1]
             row["exponent"] = np.log(row["cpu_s"] / last["cpu_s"]) / np.log(row["work"] / last["work"])
+            # Megabytes that a megabyte more of data takes: what does not depend on the size is left out.
+            row["growth"] = (row["peak_mb"] - before[0]["peak_mb"]) / (row["data_mb"] - before[0]["data_mb"])
         report.add(**row)
         if most is not None:
             report.target(f"CPU seconds, {row['case']}", row["cpu_s"], "<=", most)

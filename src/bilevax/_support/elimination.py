@@ -21,6 +21,7 @@ from bilevax._support.division import positive
 _SMALLEST = 300  # variables from which on elimination is worth looking for
 _MOST_CORE = 1500  # variables that may be left
 _ROWS_AT_A_TIME = 4000  # so that what is made of them is small beside all of them
+_ENTRIES_AT_A_TIME = 500_000  # likewise
 _FULL = 0.2  # share of the core's entries from which on arrays are the better form for it
 _RIGID = 1e-100  # what a bound that is an equation gives
 _MOST_STIFF = 1e11  # of a row without local variables: refinement takes out what that leaves
@@ -108,12 +109,33 @@ def _local(hessian: Any, matrix: Any) -> np.ndarray | None:
         return None
     matrix, hessian = sp.csr_matrix(matrix), hessian if hessian.format in ("csr", "csc") else sp.csr_matrix(hessian)
     entries, diagonal = np.diff(matrix.indptr), hessian.diagonal()  # of what is symmetric, rows are like columns
-    shared = np.bincount(matrix.indices[np.repeat(entries > 1, entries)], minlength=size)
+    alone = matrix.indices[matrix.indptr[:-1][entries == 1]]
+    shared = _how_often(matrix.indices, size) - np.bincount(alone, minlength=size)
     local = (np.diff(hessian.indptr) <= 1) & (diagonal > 0) & (shared <= 1)
     core = size - int(local.sum())
     filled = shared[~local].sum() >= _FULL * core * np.count_nonzero(entries > 1)
     pays = filled and core <= min(_MOST_CORE, 0.5 * size)
     return local if pays else None
+
+
+def _how_often(columns: np.ndarray, size: int) -> np.ndarray:
+    """Return how often each column is named; NumPy makes a larger copy of what it counts."""
+    found, some = np.zeros(size, int), max(size, _ENTRIES_AT_A_TIME)
+    for first in range(0, len(columns), some):
+        found += np.bincount(columns[first : first + some], minlength=size)
+    return found
+
+
+def _last_columns(matrix: sp.csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
+    """Return the first rows at some columns as a view; None unless these are the last entries of rows of one length."""
+    length, count = matrix.indptr[1], len(columns)
+    if length < count or not np.array_equal(matrix.indptr[: len(rows) + 1], length * np.arange(len(rows) + 1)):
+        return None
+    if not np.array_equal(rows, np.arange(len(rows))):
+        return None
+    in_rows = lambda entries: entries[: length * len(rows)].reshape(-1, length)[:, length - count :]
+    there = in_rows(matrix.indices)
+    return in_rows(matrix.data) if all((there[part] == columns).all() for part in _parts(len(rows))) else None
 
 
 def split(hessian: Any, matrix: Any) -> Split | None:
@@ -127,10 +149,12 @@ def split(hessian: Any, matrix: Any) -> Split | None:
     single = np.zeros(len(entries), bool)
     single[entries == 1] = is_local[matrix.indices[matrix.indptr[:-1][entries == 1]]]
     rows, own = np.flatnonzero(~single), np.flatnonzero(single)
-    A, of_local, at = np.empty((len(rows), len(core))), [], matrix.indptr[own]
+    A, of_local, at = _last_columns(matrix, rows, core), [], matrix.indptr[own]
+    is_view, A = A is not None, np.empty((len(rows), len(core))) if A is None else A
     for part in _parts(len(rows)):
         picked = matrix[rows[part]]
-        A[part] = picked[:, core].toarray()
+        if not is_view:
+            A[part] = picked[:, core].toarray()
         of_local.append(picked[:, local])
     return Split(
         core=core,

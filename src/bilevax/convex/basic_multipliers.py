@@ -74,19 +74,21 @@ def basic_multipliers(rows: Rows, at: Local, active: Active) -> tuple[np.ndarray
     inequality = np.flatnonzero((active.side != 0) & ~rows.equality)
     normals = _array(rows.ball_normals(at.y)[balls])
     lengths = np.linalg.norm(normals, axis=1)
-    signed = _array(rows.matrix[inequality]) * active.side[inequality, None]
-    columns = np.vstack([signed, normals / lengths[:, None]]).T
+    signed = _array(rows.matrix[inequality])  # which is nobody else's; rows can be many, so they are not copied again
+    signed *= active.side[inequality, None]
+    columns = (np.vstack([signed, normals / lengths[:, None]]) if balls.size else signed).T
     equality = _array(rows.matrix[rows.equality]).T
     target = -at.gradient
     orthogonal, triangle, order = scipy.linalg.qr(equality, mode="economic", pivoting=True)
     rank = int(np.sum(abs(np.diag(triangle)) > RANK.pivot))
     orthogonal = orthogonal[:, :rank]
-    projected = columns - orthogonal @ (orthogonal.T @ columns)
+    projected = columns - orthogonal @ (orthogonal.T @ columns) if rank else columns
     # What an equality row already spans would only be rounding noise for the least squares.
     useful = np.flatnonzero(np.linalg.norm(projected, axis=0) > RANK.remainder)
     weights = np.zeros(columns.shape[1])
     if useful.size:  # scipy's nnls crashes the interpreter on a matrix without columns
-        solved = _nonnegative(projected[:, useful], target - orthogonal @ (orthogonal.T @ target))
+        independent_of_equality = projected if useful.size == projected.shape[1] else projected[:, useful]
+        solved = _nonnegative(independent_of_equality, target - orthogonal @ (orthogonal.T @ target))
         if solved is None:
             return None
         weights[useful] = solved

@@ -17,6 +17,8 @@ from bilevax.convex.saddle_point import LastFactor
 from bilevax.convex.settings import CURVATURE, DENSE
 from bilevax.convex.tolerances import CONVEX_TOLERANCES
 
+_ROWS_AT_A_TIME = 4000  # so that what is made of them is small beside all of them
+
 
 class Local:
     """The objective at a point: each part is evaluated once, when it is first asked for."""
@@ -248,16 +250,28 @@ def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, floa
     number, size = matrix.shape
     relaxed = np.where(np.arange(number) < constraints.relaxable, relaxation, 0.0)
     lower, upper = constraints.lower - relaxed, constraints.upper + relaxed
-    norms = np.sqrt(np.bincount(np.repeat(np.arange(number), np.diff(matrix.indptr)), matrix.data**2, number))
+    norms = _norms(matrix)
     kept = np.flatnonzero((norms > 0) & (np.isfinite(lower) | np.isfinite(upper)))
     violation = np.max(np.maximum(lower, -upper)[norms == 0], initial=0.0)
     norms = norms[kept]
     if size <= DENSE.systems:
-        scaled = matrix.toarray()[kept] / norms[:, None]
+        scaled = matrix.toarray()
+        scaled = scaled if kept.size == number else scaled[kept]
+        scaled /= norms[:, None]
     else:
         matrix = matrix if kept.size == number else matrix[kept]
         scaled = with_entries(matrix, matrix.data / np.repeat(norms, np.diff(matrix.indptr)))
     return Rows(scaled, lower[kept] / norms, upper[kept] / norms, constraints.balls, kept, norms), float(violation)
+
+
+def _norms(matrix: sparse.csr_matrix) -> np.ndarray:
+    """The length of each row; what is made of some rows at a time is small beside all of them."""
+    ends, norms = matrix.indptr, np.zeros(matrix.shape[0])
+    for first in range(0, len(norms), _ROWS_AT_A_TIME):
+        own = slice(first, min(first + _ROWS_AT_A_TIME, len(norms)))
+        count, data = np.diff(ends[own.start : own.stop + 1]), matrix.data[ends[own.start] : ends[own.stop]]
+        norms[own] = np.bincount(np.repeat(np.arange(len(count)), count), data**2, len(count))
+    return np.sqrt(norms)
 
 
 @dataclass(frozen=True)

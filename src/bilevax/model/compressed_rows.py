@@ -4,7 +4,7 @@ SciPy's own functions convert and check at every step, which for the matrices of
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,32 @@ def scaled(matrix: Any, left: np.ndarray, right: np.ndarray) -> Any:
     if matrix.has_sorted_indices and np.all(left == 1.0) and np.all(right == 1.0):
         return matrix
     outer, inner = (left, right) if matrix.format == "csr" else (right, left)
-    data = matrix.data * np.repeat(outer, np.diff(matrix.indptr))
-    data *= inner[matrix.indices]
+    data = np.empty(matrix.nnz)
+    for lines, entries in some_at_a_time(matrix):
+        np.multiply(matrix.data[entries], np.repeat(outer[lines], _lengths(matrix, lines)), out=data[entries])
+        data[entries] *= inner[matrix.indices[entries]]
     copy = not matrix.has_sorted_indices
     return type(matrix)((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=copy)
+
+
+def some_at_a_time(matrix: Any) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows of a compressed matrix (columns if it is compressed by them), with their entries, some at a time.
+
+    What is made of some is small beside a large matrix.
+    """
+    ends = matrix.indptr
+    if ends[-1] <= _ENTRIES_AT_A_TIME:
+        if ends[-1]:
+            yield slice(0, len(ends) - 1), slice(0, ends[-1])
+        return
+    starts = np.searchsorted(ends, np.arange(0, ends[-1], _ENTRIES_AT_A_TIME), side="right") - 1
+    for first, last in itertools.pairwise([*np.unique(starts), len(ends) - 1]):
+        yield slice(first, last), slice(ends[first], ends[last])
+
+
+def _lengths(matrix: Any, lines: slice) -> np.ndarray:
+    """Return how many entries each of some rows has, or each of some columns."""
+    return np.diff(matrix.indptr[lines.start : lines.stop + 1])
 
 
 def entries_of(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,26 +152,32 @@ def unit_rows_at(columns: np.ndarray, width: int) -> sp.csr_matrix:
 
 def row_squares(matrix: sp.csr_matrix) -> np.ndarray:
     """Return the squared length of each row."""
-    return _reduced(np.add, matrix, matrix.data**2)
+    return _reduced(np.add, matrix, lambda entries: matrix.data[entries] ** 2)
 
 
 def row_terms(matrix: sp.csr_matrix, vector: np.ndarray) -> np.ndarray:
-    """Return the sum of the absolute terms of ``matrix @ vector`` in each row; places of entries are not copied."""
-    sizes = sp.csr_matrix((np.abs(matrix.data), matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
-    return sizes @ np.abs(vector)
+    """Return the sum of the absolute terms of ``matrix @ vector`` in each row."""
+    sizes, found = np.abs(vector), np.zeros(matrix.shape[0])
+    for lines, entries in some_at_a_time(matrix):
+        ends = matrix.indptr[lines.start : lines.stop + 1] - entries.start
+        part = np.abs(matrix.data[entries]), matrix.indices[entries], ends
+        found[lines] = sp.csr_matrix(part, shape=(len(ends) - 1, len(vector)), copy=False) @ sizes
+    return found
 
 
 def row_largest(matrix: sp.csr_matrix, weights: np.ndarray | None = None) -> np.ndarray:
     """Return the largest absolute entry of each row, the columns weighted; 0 where there is none."""
-    sizes = np.abs(matrix.data) if weights is None else np.abs(matrix.data) * weights[matrix.indices]
-    return _reduced(np.maximum, matrix, sizes)
+    size = lambda entries: np.abs(matrix.data[entries])
+    weighted = size if weights is None else lambda entries: size(entries) * weights[matrix.indices[entries]]
+    return _reduced(np.maximum, matrix, weighted)
 
 
-def _reduced(by: np.ufunc, matrix: sp.csr_matrix, numbers: np.ndarray) -> np.ndarray:
-    """Return one number for the entries of each row; 0 where there is none."""
-    filled, found = np.diff(matrix.indptr) > 0, np.zeros(matrix.shape[0])
-    if filled.any():
-        found[filled] = by.reduceat(numbers, matrix.indptr[:-1][filled])
+def _reduced(by: np.ufunc, matrix: sp.csr_matrix, numbers: Callable[[slice], np.ndarray]) -> np.ndarray:
+    """Return one number for each row, made of the ``numbers`` of its entries; 0 where there is none."""
+    found = np.zeros(matrix.shape[0], numbers(slice(0, 0)).dtype)
+    for lines, entries in some_at_a_time(matrix):
+        filled = np.flatnonzero(_lengths(matrix, lines)) + lines.start
+        found[filled] = by.reduceat(numbers(entries), matrix.indptr[filled] - entries.start)
     return found
 
 
@@ -158,16 +186,13 @@ def fingerprints(matrix: sp.csr_matrix, digits: int = 10) -> np.ndarray:
 
     Entries are rounded to so many decimal digits.
     """
-    ends, found = matrix.indptr, np.zeros(matrix.shape[0], np.uint64)
-    blocks = np.searchsorted(ends, np.arange(0, ends[-1], _ENTRIES_AT_A_TIME), side="right") - 1
-    for first, last in itertools.pairwise([*np.unique(blocks), matrix.shape[0]]):
+
+    def bits(entries: slice) -> np.ndarray:
         clock.check()
-        part, filled = slice(ends[first], ends[last]), np.flatnonzero(np.diff(ends[first : last + 1])) + first
-        values = matrix.data[part].round(digits) + 0.0  # no negative zero
-        bits = _mixed(_mixed(matrix.indices[part].astype(np.uint64)) ^ values.view(np.uint64))
-        if len(bits):
-            found[filled] = np.add.reduceat(bits, ends[filled] - ends[first])
-    return found
+        values = matrix.data[entries].round(digits) + 0.0  # no negative zero
+        return _mixed(_mixed(matrix.indices[entries].astype(np.uint64)) ^ values.view(np.uint64))
+
+    return _reduced(np.add, matrix, bits)
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
@@ -190,10 +215,14 @@ def joint_matrix(B: sp.csr_matrix, A: sp.csr_matrix, of_x: sp.csr_matrix, of_y: 
         array[:count, :n_x], array[:count, n_x:] = B.toarray(), A.toarray()
         array[count:of_sets, :n_x], array[of_sets:, n_x:] = of_x.toarray(), of_y.toarray()
         return sp.csr_matrix(array)
-    moved = sp.csr_matrix((of_y.data, of_y.indices + n_x, of_y.indptr), shape=(of_y.shape[0], n_x + n_y))
-    widened = sp.csr_matrix((of_x.data, of_x.indices, of_x.indptr), shape=(of_x.shape[0], n_x + n_y))
-    matrix = on_top([beside(B, A), widened, moved])
-    matrix = matrix.copy() if matrix is widened or matrix is moved else matrix  # their numbers are those of the sets
+    ends = B.indptr + A.indptr
+    after_rows, after_x = ends[-1], ends[-1] + of_x.nnz
+    data, indices = np.empty(after_x + of_y.nnz), np.empty(after_x + of_y.nnz, np.int32)
+    _write_beside(B, A, data, indices)
+    data[after_rows:after_x], indices[after_rows:after_x] = of_x.data, of_x.indices
+    data[after_x:], indices[after_x:] = of_y.data, of_y.indices + n_x
+    ends = np.concatenate([ends, after_rows + of_x.indptr[1:], after_x + of_y.indptr[1:]]).astype(np.int32)
+    matrix = sp.csr_matrix((data, indices, ends), shape=shape)
     matrix.eliminate_zeros()
     matrix.sort_indices()
     return matrix
@@ -203,11 +232,21 @@ def beside(left: sp.csr_matrix, right: sp.csr_matrix) -> sp.csr_matrix:
     """Return compressed rows beside each other."""
     if is_full(left) and is_full(right):
         return compressed(np.hstack([as_array(left), as_array(right)]))
-    columns, ends = left.shape[1], left.indptr + right.indptr
+    ends = left.indptr + right.indptr
     data, indices = np.empty(ends[-1]), np.empty(ends[-1], np.int32)
-    before = np.repeat(right.indptr[:-1], np.diff(left.indptr)), np.repeat(left.indptr[1:], np.diff(right.indptr))
-    for part, shift, extra in ((left, 0, before[0]), (right, columns, before[1])):
-        place = np.arange(part.nnz, dtype=extra.dtype)
-        place += extra
-        data[place], indices[place] = part.data, part.indices + shift
-    return sp.csr_matrix((data, indices, ends), shape=(left.shape[0], columns + right.shape[1]))
+    _write_beside(left, right, data, indices)
+    return sp.csr_matrix((data, indices, ends), shape=(left.shape[0], left.shape[1] + right.shape[1]))
+
+
+def _write_beside(left: sp.csr_matrix, right: sp.csr_matrix, data: np.ndarray, indices: np.ndarray) -> None:
+    """Write the entries of compressed rows beside each other."""
+    for part, shift, before in ((left, 0, right.indptr[:-1]), (right, left.shape[1], left.indptr[1:])):
+        for lines, entries in some_at_a_time(part):
+            place = np.arange(entries.start, entries.stop) + np.repeat(before[lines], _lengths(part, lines))
+            data[place], indices[place] = part.data[entries], part.indices[entries] + shift
+
+
+def multiply_rows(matrix: sp.csr_matrix, factor: np.ndarray) -> None:
+    """Multiply each of the compressed rows by its factor, in place."""
+    for lines, entries in some_at_a_time(matrix):
+        matrix.data[entries] *= np.repeat(factor[lines], _lengths(matrix, lines))

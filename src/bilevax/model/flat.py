@@ -19,14 +19,13 @@ from jaxtyping import PyTree
 from bilevax._support import trees
 from bilevax._support.heap import give_back
 from bilevax._support.memory import Frozen
-from bilevax._support.precision import float64
 from bilevax.model.analysis import FunctionProperties
 from bilevax.model.compressed_rows import on_top, scaled
 from bilevax.model.constants import lower_constants, upper_constants
 from bilevax.model.kernels import Kernels, compiled, evaluation, in_chunks, padded
 from bilevax.model.objectives import properties_of, quadratic_of, upper_convex_jointly
 from bilevax.model.patterns import DENSE_COLUMNS, Learned, Pattern
-from bilevax.model.problem import BilevelProblem, Level, Variable, place
+from bilevax.model.problem import BilevelProblem, Level, Variable, placed_objectives
 from bilevax.model.quadratic import JointQuadratic, LowerDerivatives, Quadratic
 from bilevax.model.rows import Rows, row_shapes_of, rows_of, sets_of
 from bilevax.model.scales import RowGroups, Scales, asked_by_rows, natural_scales
@@ -61,10 +60,9 @@ class FlatProblem:
         other.in_these_units = numbers_in(self.problem, *self.shapes, scales)
         return other
 
-    @functools.cached_property
+    @property
     def _objectives(self) -> tuple[Any, Any, PyTree]:
-        with float64():
-            return place((self.problem.upper, self.problem.lower, self.problem.data), np.float64)
+        return placed_objectives(self.problem)
 
     @functools.cached_property
     def _numbers(self) -> PyTree:
@@ -120,7 +118,7 @@ class FlatProblem:
     @of_units
     def asked_by_rows(self) -> list:
         """What the rows and sets ask of natural units."""
-        return asked_by_rows(self)
+        return asked_by_rows(self, self.row_groups)
 
     @of_units
     def rows_in_y(self) -> sp.csr_matrix:

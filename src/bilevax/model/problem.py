@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from bilevax._support import trees
 from bilevax._support.hints import names_arguments, of_tracing
 from bilevax._support.memory import Frozen, remembered
+from bilevax._support.precision import float64
 from bilevax.model.coupling import Coupling, Respond, RowForm, as_couplings
 from bilevax.model.sets import ConvexSet, Free
 
@@ -183,6 +184,13 @@ def place(tree: Placed, dtype: Any) -> Placed:
     """Return a problem, or a part of one, with its numbers on the device in ``dtype``."""
     numbers, others = eqx.partition(jax.tree.map(lambda leaf: _cast(leaf, dtype), tree), _is_host_number)
     return eqx.combine(jax.device_put(numbers), others)  # all at once: the first of them costs most
+
+
+@remembered
+def placed_objectives(problem: BilevelProblem) -> tuple[Any, Any, PyTree]:
+    """Return f, g and the data of a problem with their numbers on the device in float64, where they are only once."""
+    with float64():
+        return place((problem.upper, problem.lower, problem.data), np.float64)
 
 
 def validate(

@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 def row_shapes_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> tuple[PyTree, ...]:
     """Return the shapes of the rows' values, one entry a coupling."""
     with float64():
-        coupling, data = place((problem.coupling, problem.data), np.float64)
+        coupling, data = _placed(problem)
         return tuple(part.shapes(x_like.tree, y_like.tree, data) for part in coupling)
 
 
@@ -43,7 +43,7 @@ def rows_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> Rows:
     """Return all couplings of a problem stacked, in the order in which they were given."""
     x, y, shapes = x_like.tree, y_like.tree, row_shapes_of(problem, x_like, y_like)
     with float64():
-        coupling, data = place((problem.coupling, problem.data), np.float64)
+        coupling, data = _placed(problem)
         parts = _matrices(coupling, shapes, x, y, data)
         lower, upper = (trees.flatten_host(side) for side in problem.row_bounds(shapes))
     if not parts:
@@ -51,6 +51,13 @@ def rows_of(problem: BilevelProblem, x_like: Frozen, y_like: Frozen) -> Rows:
     offset = np.concatenate([part[2] for part in parts])
     stack = lambda index: on_top([part[index] for part in parts])
     return Rows(stack(0), stack(1), lower - offset, upper - offset)
+
+
+def _placed(problem: BilevelProblem) -> tuple[tuple[Coupling, ...], PyTree]:
+    """Return the couplings and the data, on the device where JAX is asked: the numbers of matrices are read here."""
+    if any(isinstance(part, AffineCoupling) for part in problem.coupling):
+        return place((problem.coupling, problem.data), np.float64)
+    return problem.coupling, problem.data
 
 
 def _matrices(coupling: tuple[Coupling, ...], shapes: tuple[PyTree, ...], x: PyTree, y: PyTree, data: PyTree) -> list:

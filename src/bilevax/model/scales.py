@@ -24,7 +24,7 @@ import scipy.sparse as sp
 
 from bilevax._support import clock
 from bilevax._support.heap import give_back
-from bilevax.model.compressed_rows import compressed, entries_of, fingerprints, joint_matrix, row_largest
+from bilevax.model.compressed_rows import compressed, entries_of, fingerprints, joint_matrix, multiply_rows, row_largest
 from bilevax.model.log_factors import MOST_UNKNOWNS, factors_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknown
     """Return the least squares; ``units`` are the factors of the derivatives of f in (x, y), and of g in y."""
     fit = _Fit(unknown)
     few = unknown.count <= MOST_UNKNOWNS  # those of many rows are made anew rather than held
-    fit.parts += flat.asked_by_rows if few else asked_by_rows(flat)
+    fit.parts += flat.asked_by_rows if few else asked_by_rows(flat, terms.rows)
     fit.add(1 / x[x != 0], [unknown.x[x != 0]], _SIZE_WEIGHT)
     for hessian, linear, factors in ((*terms.upper, units[0]), (*terms.lower, units[1])):
         fit.add_matrix(hessian, factors, unknown.both)
@@ -103,9 +103,8 @@ def _fit(flat: "FlatProblem", x: np.ndarray, terms: "_Terms", unknown: "_Unknown
     return fit
 
 
-def asked_by_rows(flat: "FlatProblem") -> "list[_Asked]":
+def asked_by_rows(flat: "FlatProblem", rows: "RowGroups") -> "list[_Asked]":
     """Return what the rows and sets of a problem ask of its scales."""
-    rows = flat.row_groups
     unknown = _Unknowns(flat, rows.matrix.shape[0])
     fit = _Fit(unknown)
     fit.add_matrix(rows.matrix, [unknown.groups], unknown.both)
@@ -140,9 +139,8 @@ class RowGroups:
         sign, starts = np.ones(len(low)), matrix.indptr[:-1][entries > 0]
         self.length = np.where(entries > 0, row_largest(matrix), 1.0)
         sign[entries > 0] = np.sign(matrix.data[starts])
-        numbers = np.repeat(sign / self.length, entries)
-        numbers *= matrix.data
-        unit, matrix.data = matrix, numbers  # the entries of a single part are that part's own
+        multiply_rows(matrix, sign / self.length)  # which shares nothing
+        unit = matrix
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
         first, self.member = _grouped(unit)
         unit = unit if len(first) == unit.shape[0] else unit[first]
@@ -201,7 +199,8 @@ class _Terms:
         linear_g = _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
         self.upper = _without_rounding(of_f, 0), linear_f
         self.lower = _without_rounding(of_g, flat.n_x), linear_g
-        self.rows = flat.row_groups
+        # Those of many variables are as large as the data: made anew for each fit rather than held.
+        self.rows = flat.row_groups if max(flat.n_x, flat.n_y) <= _LARGE else RowGroups(flat)
 
     def sample(self, unknowns: int) -> None:
         """Keep of the second derivatives what fits with so many unknowns look at: all of them at the same entries."""

@@ -5,11 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from bilevax._support import trees
-from bilevax._support.precision import float64
 from bilevax.model.analysis import jets
 from bilevax.model.analysis.convexity import (
     Convexity,
@@ -24,7 +22,7 @@ from bilevax.model.analysis.facts import CONVEX, Facts
 from bilevax.model.analysis.kinks import Kink, Region, find_kinks, irrelevant_stops, stopped
 from bilevax.model.analysis.program import Program
 from bilevax.model.analysis.tracing import trace
-from bilevax.model.problem import BilevelProblem, place
+from bilevax.model.problem import BilevelProblem, placed_objectives
 
 Smoothness = Literal["smooth", "C1", "nonsmooth", "unknown"]
 Bounds = tuple[np.ndarray, np.ndarray]
@@ -184,14 +182,10 @@ def on_flat_vectors(
     problem: BilevelProblem, level: Literal["upper", "lower"], x_like: Any, y_like: Any
 ) -> Callable[[Any, Any], Any]:
     """Return f ("upper") or g ("lower") of a problem as a function of flat vectors, its data closed over."""
-    with float64():
-        objective = place(problem.upper if level == "upper" else problem.lower, np.float64)
-    data = () if problem.data is None else (problem.data,)  # on the host, where it is looked at; a trace copies nothing
-
-    def value(x: Any, y: Any) -> Any:
-        return jnp.reshape(objective(trees.unflatten(x, x_like), trees.unflatten(y, y_like), *data), ())
-
-    return value
+    upper, lower, data = placed_objectives(problem)
+    bare = BilevelProblem(upper, lower, data=data)
+    value = bare.upper_value if level == "upper" else bare.lower_value
+    return lambda x, y: value(trees.unflatten(x, x_like), trees.unflatten(y, y_like))
 
 
 def _bounds(bounds: Bounds | None, size: int, free: Callable[[int], Bounds]) -> Bounds:

@@ -14,6 +14,7 @@ import numpy as np
 import qdldl
 import scipy.sparse as sp
 
+from bilevax._support import full
 from bilevax.model.compressed_rows import on_top, row_squares, scaled
 from bilevax.model.flat import FlatProblem
 from bilevax.model.set_rows import BallConstraint
@@ -138,7 +139,7 @@ def stack_rows(flat: FlatProblem, low: np.ndarray, high: np.ndarray, *, sparse: 
     A = on_top([scaled(A, scale, ones[1]), pick(at_low, -1.0), pick(at_high), no_row(flat.n_y)])
     B = on_top([scaled(B, scale, ones[0]), sp.csr_matrix((len(column), flat.n_x)), no_row(flat.n_x)])
     return LowerRows(
-        A=A if sparse else A.toarray(),
+        A=A if sparse else full.as_array(A),
         B=B if sparse else in_fast_form(B),
         c=np.concatenate([c, -low[at_low], high[at_high], np.zeros(balls)]),
         equalities=int(equal.sum()),

@@ -9,6 +9,7 @@ where A are the general rows, T the compliance they have of their own, and D the
 """
 
 import dataclasses
+import hashlib
 import time
 from typing import NamedTuple
 
@@ -152,6 +153,7 @@ class Layout:
 
     def __init__(self, hessian: sp.csc_matrix, A: sp.csr_matrix):
         self._solver: qdldl.Solver | None = None
+        self._factorised = b""  # the digest of the numbers that were factorised last
         n_y, size = A.shape[1], sum(A.shape)
         self.indptr, self.indices, self.A = hessian.indptr, hessian.indices, A
         self.upper = hessian.indices <= np.repeat(np.arange(n_y, dtype=np.int32), np.diff(hessian.indptr))
@@ -190,8 +192,9 @@ class Layout:
 
         ``diagonal`` is what K has beside H, and all that is left of what is not ``kept``.
         """
-        before, half = self.matrix.data, self._upper_half(hessian, diagonal, kept)
-        if self._solver is not None and np.array_equal(before, half.data):  # a quadratic with the same active rows
+        half, before = self._upper_half(hessian, diagonal, kept), self._factorised
+        self._factorised = hashlib.blake2b(half.data).digest()  # a copy of the numbers would be as large as they are
+        if self._solver is not None and before == self._factorised:  # a quadratic with the same active rows
             return self._solver
         try:
             if self._solver is None:
@@ -211,9 +214,9 @@ class Layout:
             row, column = self._of_hessian()
             of_hessian = of_hessian * (kept[row] & kept[column])
             of_rows = of_rows * (kept[self.A.indices] & np.repeat(kept[self.A.shape[1] :], np.diff(self.A.indptr)))
-        data = np.zeros(self.matrix.nnz)
+        data = self.matrix.data
+        data[:] = 0.0
         data[self.where[first:last]] = diagonal
         data[self.where[last:]] = of_rows
         data[self.where[:first]] += of_hessian  # no two of these share a place
-        self.matrix.data = data
         return self.matrix

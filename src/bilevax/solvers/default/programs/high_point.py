@@ -87,10 +87,13 @@ def _of_large_quadratic(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> High
 
     None where it is not, or that is not accurate.
     """
-    quadratic, rows, point = flat.quadratics["upper"], joint_rows(flat), np.concatenate([x, y])
-    if quadratic is None or rows.balls or len(point) <= SIZES.directions:
+    quadratic, point = flat.quadratics["upper"], np.concatenate([x, y])
+    if quadratic is None or len(point) <= SIZES.directions:
         return None
     if np.count_nonzero(quadratic.numbers) <= SIZES.full * quadratic.numbers.size:
+        return None
+    rows = joint_rows(flat)
+    if rows.balls:
         return None
     clock.check()
     try:
