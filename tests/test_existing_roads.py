@@ -9,7 +9,7 @@ import bilevax as bx
 from bilevax.problems.network import existing_roads
 from bilevax.problems.network.contraction import contracted
 from bilevax.problems.network.restriction import whole
-from bilevax.problems.network.road_search import box_step, search
+from bilevax.problems.network.road_search import box_step, evaluated, search
 from bilevax.problems.network.smoothed import SmoothLoss, SmoothRoads
 from known import present
 from test_sparse_direct import roads
@@ -90,16 +90,49 @@ def test_roads_are_designed_and_certified_from_several_starts():
     assert bx.certify(design.problem(), one.x).value == pytest.approx(one.value, abs=1e-8)
 
 
-def test_a_search_that_is_interrupted_leaves_its_last_point(monkeypatch):
+def stopped_after(stages):
+    """Return the search, interrupted after so many stages."""
+
     def interrupted(small, x):
-        yield from (point for point, _ in zip(search(small, x), range(3), strict=False))
+        yield from (point for point, _ in zip(search(small, x), range(stages), strict=False))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(existing_roads, "search", interrupted)
-    solution = roads(3).solve()
+    return interrupted
+
+
+@pytest.mark.slow
+def test_a_search_that_is_interrupted_early_leaves_its_start(monkeypatch):
+    monkeypatch.setattr(existing_roads, "search", stopped_after(1))
+    design = roads(3)
+    solution, start = design.solve(), bx.certify(design.problem(), design.start())
     assert solution.status is bx.Status.INTERRUPTED
     assert not solution.success
-    assert np.isfinite(solution.value)
+    assert solution.value == pytest.approx(start.value, abs=1e-6)
+    small = contracted(whole(design))
+    stage = next(search(small, small.capacities(design.start())))
+    assert bx.certify(design.problem(), small.links(stage.at.x)).value > start.value + 0.01
+
+
+@pytest.mark.slow
+def test_a_search_that_is_interrupted_late_leaves_its_last_point(monkeypatch):
+    monkeypatch.setattr(existing_roads, "search", stopped_after(12))
+    design = roads(3)
+    far = 3 * design.start()
+    solution = design.solve(far)
+    assert solution.status is bx.Status.INTERRUPTED
+    assert solution.value < bx.certify(design.problem(), far).value - 0.01
+
+
+def test_a_design_is_evaluated_all_but_exactly():
+    design = roads(3)
+    small = contracted(whole(design))
+    exact = bx.certify(design.problem(), design.start()).value
+    x = small.capacities(design.start())
+    assert present(evaluated(small, x)).value == pytest.approx(exact, abs=1e-3)
+    near = SmoothRoads(small, 1.0)
+    rough = present(near.loss(x, BARRIER, near.first(x)))
+    assert abs(rough.value - exact) > 0.1
+    assert present(evaluated(small, x, rough)).value == pytest.approx(exact, abs=1e-3)
 
 
 def test_a_time_limit_that_is_over_at_once_leaves_an_answer():

@@ -7,11 +7,12 @@ with `bilevax.solve` does all of it.
 
 import dataclasses
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from bilevax._support.clock import OutOfTime, deadline
+from bilevax._support.clock import OutOfTime, deadline, in_time
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, check_limits
 from bilevax.driver.multistart import multistart
@@ -22,7 +23,7 @@ from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.data import Network
 from bilevax.problems.network.restriction import whole
-from bilevax.problems.network.road_search import search
+from bilevax.problems.network.road_search import evaluated, search
 from bilevax.problems.network.settings import SOLVING
 from bilevax.problems.network.smoothed import SmoothLoss
 
@@ -99,20 +100,38 @@ def _rank(solution: Solution) -> tuple[bool, float]:
 
 
 def _searched(small: Contraction, points: np.ndarray, watch: Watch) -> list[SmoothLoss]:
-    """Return where the starts led, as far as there was time, the best first."""
+    """Return where the starts led, as far as there was time, the best first.
+
+    Capacities in the middle of a search suit travellers that are still smoothed, and may be worse than the start. Where
+    it is stopped there, they are evaluated without, in time that was set aside, and the start is one of the designs.
+    """
     found: dict[int, SmoothLoss] = {}
+    began, starts, last = time.monotonic(), list[SmoothLoss](), None
     try:
         with deadline(watch.ends):
+            starts = [point for point in [evaluated(small, points[0])] if point is not None]
+        aside = SOLVING.set_aside * (time.monotonic() - began)
+        with deadline(watch.ends - aside):
             for number, x in enumerate(points):
-                for point in search(small, x):
-                    found[number] = point
-                    numbers = {"phase": f"start {number + 1}/{len(points)}", "upper": point.value}
+                last = None
+                for last in search(small, x):
+                    numbers = {"phase": f"start {number + 1}/{len(points)}", "upper": last.value}
                     watch.look(number, None, None, numbers)
+                if last is not None:
+                    found[number] = last
     except OutOfTime:
         watch.ended = Status.TIME_LIMIT
     except KeyboardInterrupt:
         watch.ended = Status.INTERRUPTED
-    return sorted(found.values(), key=lambda point: point.value)
+    if watch.ended is None:
+        return _sorted(found.values())
+    with deadline(watch.ends):
+        unfinished = None if last is None else in_time(lambda: evaluated(small, last.at.x, last))
+    return _sorted([*found.values(), *starts, *([] if unfinished is None else [unfinished])])
+
+
+def _sorted(found: Iterable[SmoothLoss]) -> list[SmoothLoss]:
+    return sorted(found, key=lambda point: point.value)
 
 
 def _as_solution(small: Contraction, point: SmoothLoss) -> Solution:

@@ -38,6 +38,16 @@ def search(small: Contraction, x: np.ndarray) -> Iterator[SmoothLoss]:
         point = roads.loss(point.at.x, ROADS.tightening * point.at.barrier, point.at)
 
 
+def evaluated(small: Contraction, x: np.ndarray, near: SmoothLoss | None = None) -> SmoothLoss | None:
+    """Return the loss at x with next to no smoothing, ``near`` being one with more; None where it cannot be found."""
+    x = np.maximum(x, small.existing)
+    roads = SmoothRoads(small, float(x.mean()) if near is None else near.unit)
+    point = roads.loss(x, ROADS.barrier, roads.first(x)) if near is None else near
+    while point is not None and point.at.barrier > ROADS.last_barrier:
+        point = roads.loss(x, ROADS.dropping * point.at.barrier, point.at)
+    return point
+
+
 def _step(
     roads: SmoothRoads, existing: np.ndarray, point: SmoothLoss, radius: float
 ) -> tuple[SmoothLoss | None, float, float]:

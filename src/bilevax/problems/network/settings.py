@@ -121,6 +121,8 @@ class SolvingSettings:
     least_share: float = 1e-10
     # Lengths and prices that differ by this, relative, are the same.
     same_length: float = 1e-6
+    # On roads, time that is set aside for the design where a search is stopped, relative to what the start's took.
+    set_aside: float = 2.0
 
 
 SOLVING = SolvingSettings()
@@ -134,6 +136,9 @@ class RoadSettings:
     barrier: float = 0.1
     tightening: float = 0.5
     stages: int = 21
+    # A design is evaluated with this barrier or less; on the way there this is left of it at a time.
+    last_barrier: float = 1e-8
+    dropping: float = 0.1
     # Steps of a stage, and trials of one of them, each with a quarter of the radius. A step needs this part of what was
     # predicted; below the second part the radius shrinks, above the third it grows, if it was what limited the step.
     steps: int = 8

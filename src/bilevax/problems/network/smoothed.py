@@ -48,9 +48,13 @@ class Smoothed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SmoothLoss:
-    """The loss at smoothed travellers, with its gradient in x and the adjoint: what flows, shares and rows weigh."""
+    """The loss at smoothed travellers, with its gradient in x and the adjoint: what flows, shares and rows weigh.
+
+    ``unit`` is what barriers of capacities are measured in.
+    """
 
     at: Smoothed
+    unit: float
     value: float
     gradient: np.ndarray
     adjoint_y: np.ndarray
@@ -113,7 +117,7 @@ class SmoothRoads:
         adjoint_y, adjoint_rows = factor.solve(along, np.zeros(len(near.rows)))
         point, _ = self._moved(near, 1.0, factor)
         value = float(self.cost @ x - self.revenue @ point.y[self.flows :]) + self.fixed
-        return SmoothLoss(point, value, self.cost + adjoint_rows[self.conserved :], adjoint_y, adjoint_rows)
+        return SmoothLoss(point, self.unit, value, self.cost + adjoint_rows[self.conserved :], adjoint_y, adjoint_rows)
 
     def hessian(self, point: SmoothLoss) -> np.ndarray:
         """Return the second derivative of the loss in x."""

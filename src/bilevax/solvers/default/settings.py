@@ -181,6 +181,7 @@ class Programs:
     near: float = 1e-6  # its residuals, relative, from which on active rows are taken for equations,
     near_gap: float = 1e-8  # and the mean of multiplier * slack,
     reach: float = 0.99  # and the share of the way to the boundary that its steps go
+    most_for_qdldl: int = 30_000  # variables and rows of a sparse program up to which it factorises
     most_to_sharpen: int = 2500  # variables and active rows
     most_to_sharpen_on_balls: int = 1000
     sharpening: int = 8  # Newton steps on balls

@@ -227,8 +227,9 @@ def _interior_point(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarr
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = PROGRAMS.interior
-    settings.direct_solve_method = "qdldl"  # several times faster than what Clarabel chooses for such sparse matrices
     everything = sp.vstack(parts, format="csc") if program.balls else picked.tocsc()
+    # On very sparse matrices QDLDL is the fastest; the factors of large ones fill up, and faer works block by block.
+    settings.direct_solve_method = "qdldl" if sum(everything.shape) <= PROGRAMS.most_for_qdldl else "faer"
     if not cones:  # Clarabel wants at least one row.
         everything, right, cones = sp.csc_matrix((1, size)), [np.ones(1)], [clarabel.NonnegativeConeT(1)]
     quadratic = sp.csc_matrix(hessian)
