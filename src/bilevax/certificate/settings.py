@@ -9,7 +9,7 @@ class CertificateSettings:
 
     # Lower-level variables, or rows, beyond which a start for y is used at once. With fewer it is used only where the
     # solve fails without it, so that the same is proven whatever the start,
-    start_counts: int = 1000
+    start_counts: int = 2000
     # or, beyond these, where the minimiser is the only one.
     start_helps: int = 500
 

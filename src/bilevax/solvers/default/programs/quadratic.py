@@ -230,6 +230,7 @@ def _interior_point(program: _Program) -> tuple[np.ndarray, np.ndarray, np.ndarr
     everything = sp.vstack(parts, format="csc") if program.balls else picked.tocsc()
     # On very sparse matrices QDLDL is the fastest; the factors of large ones fill up, and faer works block by block.
     settings.direct_solve_method = "qdldl" if sum(everything.shape) <= PROGRAMS.most_for_qdldl else "faer"
+    settings.max_threads = 1  # sums in one order: a run that is resumed comes to the same answer, bit for bit
     if not cones:  # Clarabel wants at least one row.
         everything, right, cones = sp.csc_matrix((1, size)), [np.ones(1)], [clarabel.NonnegativeConeT(1)]
     quadratic = sp.csc_matrix(hessian)
