@@ -140,6 +140,7 @@ class RowGroups:
         self.length = np.where(entries > 0, row_largest(matrix), 1.0)
         sign[entries > 0] = np.sign(matrix.data[starts])
         multiply_rows(matrix, sign / self.length)  # which shares nothing
+        clock.check()
         unit = matrix
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
         first, self.member = _grouped(unit)
@@ -197,6 +198,7 @@ class _Terms:
             of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
         linear_f = _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
         linear_g = _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
+        clock.check()
         self.upper = _without_rounding(of_f, 0), linear_f
         self.lower = _without_rounding(of_g, flat.n_x), linear_g
         # Those of many variables are as large as the data: made anew for each fit rather than held.
