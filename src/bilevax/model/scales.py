@@ -250,6 +250,7 @@ class _Fit:
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
+        clock.check()
         matrix = _sampled(matrix, self.count)
         row, column, data = entries_of(matrix)
         if len(data) > _MOST_ENTRIES and not (self.count > MOST_UNKNOWNS and sp.issparse(matrix)):
@@ -262,6 +263,7 @@ class _Fit:
         """Return the logarithms (base 2), 0 where nothing tells them; those that are ``known`` are not NaN there."""
         if not self.parts:
             return np.zeros(self.count)
+        clock.check()
         unknowns, targets, weights = map(list, zip(*self.parts, strict=True))
         self.parts = []  # of large problems these are most of what is held
         lengths = list(map(len, targets))
