@@ -23,7 +23,8 @@ from bilevax.driver import chunks
 from bilevax.exact import phi
 from bilevax.exact.active_rows import project_out, smallest_singular_value
 from bilevax.exact.sensitivity import solve_kkt
-from bilevax.model import scales
+from bilevax.model import objectives, scales
+from bilevax.model.log_factors import MOST_UNKNOWNS, factors_of
 from bilevax.problems import svm
 from bilevax.problems.quadratic import random_quadratic
 from known import made_up_network, toy
@@ -251,6 +252,21 @@ def test_scales_look_at_the_clock(monkeypatch):
     found = bx.certify(problem, x0, time_limit=0.5)
     assert found.failure is bx.Status.TIME_LIMIT
     assert bx.solve(problem, x0, time_limit=0.5).status is bx.Status.TIME_LIMIT
+
+
+def test_no_long_step_begins_when_the_time_is_over(monkeypatch):
+    """Each part of a certificate would try it again: what f is by its numbers, the fit of the units, scaled rows."""
+    problem, x0 = random_quadratic(seed=3, upper="quadratic", with_theta_bar=False)[0], np.zeros(3)
+    begun = []
+    monkeypatch.setattr(objectives, "joint_quadratic", lambda *_: begun.append("numbers"))
+    monkeypatch.setattr(certify, "lower_convexity", lambda *_: begun.append("convexity"))
+    assert bx.certify(problem, x0, time_limit=1e-9).failure is bx.Status.TIME_LIMIT
+    assert begun == []
+    many = MOST_UNKNOWNS + 1
+    factors = factors_of([[np.arange(many)]], [many], many, np.arange(many))
+    with deadline(time.monotonic() - 1):
+        assert in_time(lambda: factors.times(np.ones(many))) is None
+        assert in_time(lambda: scaled_rows(Constraints(sp.eye(2), -np.ones(2), np.ones(2)), 0.0)) is None
 
 
 def test_compiling_does_not_begin_without_the_time_that_it_took_before(monkeypatch):

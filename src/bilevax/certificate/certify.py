@@ -151,7 +151,8 @@ def _certify(
     tried, lowest = (in_time(lambda: challenge(flat, x, phi, quality, around)) if around else None) or Challenge(
         0, None
     )
-    convexity = (in_time(lambda: lower_convexity(flat, x, lower.y)) if feasible else None) or LowerConvexity("unknown")
+    curved = in_time(lambda: lower_convexity(flat, x, lower.y)) if feasible and found is not None else None
+    convexity = LowerConvexity("unknown") if curved is None else curved
     gap = in_time(lambda: _penalty_gap(flat, x, lower, phi.value, delta)) if solved and delta is not None else None
     missing = lower.infeasibility if feasible else in_time(lambda: smallest_relaxation_at(flat, x))
     outside = (in_time(lambda: upper_rows_at(flat, x, lower.y).violation) if solved else None) or 0.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sparse
 
+from bilevax._support import clock
 from bilevax._support.division import positive
 from bilevax.convex.curvature import has_eigenvalues_above
 from bilevax.convex.full_systems import FullSystems
@@ -246,6 +247,7 @@ class Rows:
 
 def scaled_rows(constraints: Constraints, relaxation: float) -> tuple[Rows, float]:
     """The rows that can be active, of norm 1, relaxed; and the largest violation of rows of zeros."""
+    clock.check()
     matrix = sparse.csr_matrix(constraints.matrix)
     number, size = matrix.shape
     relaxed = np.where(np.arange(number) < constraints.relaxable, relaxation, 0.0)

@@ -12,8 +12,8 @@ from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits
 
 _EVERY = 0.1  # seconds between two live lines
-_GRACE = 0.9  # seconds after the end of the time limit that a certificate may take,
-_LEAST = 0.5  # and that it has in any case, where the search came late
+_GRACE = 0.6  # seconds after the end of the time limit that a certificate may take: its last step may be a long one,
+_LEAST = 0.4  # and that it has in any case, where the search came late
 
 
 class Progress(NamedTuple):

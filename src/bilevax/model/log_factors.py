@@ -94,9 +94,10 @@ class _Sparse:
         return total
 
     def _chunks(self) -> Iterator[tuple[slice, Factors]]:
-        """Yield numbers that stand together, with their unknowns."""
+        """Yield numbers that stand together, with their unknowns; each time with a look at the clock."""
         for part, start, end in zip(self._parts, self._ends, self._ends[1:], strict=False):
             for first in range(start, end, _CHUNK):
+                clock.check()
                 last = min(first + _CHUNK, end)
                 # NumPy looks up indices of its own type several times faster.
                 own = [u if isinstance(u, int) else u[first - start : last - start].astype(np.intp) for u in part]
@@ -137,7 +138,6 @@ class _Sparse:
         """
         direction, square, norm = slope.copy(), float(slope @ slope), 0.0
         for _ in range(_MOST_ITERATIONS):
-            clock.check()
             image = np.zeros(self._count)
             for chunk, unknowns in self._chunks():
                 _add_to(image, unknowns, strength[chunk] ** 2 * _added(direction, unknowns))

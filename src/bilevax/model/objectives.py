@@ -2,7 +2,7 @@
 
 import jax
 
-from bilevax._support import trees
+from bilevax._support import clock, trees
 from bilevax._support.memory import Frozen, remembered
 from bilevax._support.precision import float64
 from bilevax.model.analysis import FunctionProperties, analyse, analyse_objective, on_flat_vectors
@@ -46,6 +46,7 @@ def quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: 
 
 @remembered
 def _quadratic_of(problem: BilevelProblem, level: Level, x_like: Frozen, y_like: Frozen) -> JointQuadratic | None:
+    clock.check()  # tried again at each use until it is done in time
     n_x, n_y = trees.size(x_like.tree), trees.size(y_like.tree)
     properties = properties_of(problem, level, x_like, y_like)
     if properties.degree is None or properties.degree > 2:

@@ -140,6 +140,7 @@ class RowGroups:
         self.length = np.where(entries > 0, row_largest(matrix), 1.0)
         sign[entries > 0] = np.sign(matrix.data[starts])
         multiply_rows(matrix, sign / self.length)  # which shares nothing
+        clock.check()
         unit = matrix
         sides = np.sort(np.stack([low, high]) * (sign / self.length), axis=0)
         first, self.member = _grouped(unit)
@@ -197,6 +198,7 @@ class _Terms:
             of_g = sp.hstack([sp.csc_matrix((flat.n_y, flat.n_x)), own[2]], format="csc")
         linear_f = _linear_part(np.concatenate(flat.gradients("upper", x, y)), of_f, point)
         linear_g = _linear_part(flat.gradients("lower", x, y)[1], of_g, point)
+        clock.check()
         self.upper = _without_rounding(of_f, 0), linear_f
         self.lower = _without_rounding(of_g, flat.n_x), linear_g
         # Those of many variables are as large as the data: made anew for each fit rather than held.
@@ -248,6 +250,7 @@ class _Fit:
 
     def add_matrix(self, matrix: sp.spmatrix | np.ndarray, factors: list, columns: np.ndarray) -> None:
         """Ask it of the entries of a matrix, ``factors`` being those of its rows."""
+        clock.check()
         matrix = _sampled(matrix, self.count)
         row, column, data = entries_of(matrix)
         if len(data) > _MOST_ENTRIES and not (self.count > MOST_UNKNOWNS and sp.issparse(matrix)):
@@ -260,6 +263,7 @@ class _Fit:
         """Return the logarithms (base 2), 0 where nothing tells them; those that are ``known`` are not NaN there."""
         if not self.parts:
             return np.zeros(self.count)
+        clock.check()
         unknowns, targets, weights = map(list, zip(*self.parts, strict=True))
         self.parts = []  # of large problems these are most of what is held
         lengths = list(map(len, targets))

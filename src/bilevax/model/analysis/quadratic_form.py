@@ -17,7 +17,7 @@ from bilevax.model.analysis.jets.components import Unsupported
 from bilevax.model.analysis.program import Op, Program
 
 _BLOCK = 256  # rows and columns of a matrix that are looked at together
-_WORK = 4_000_000_000  # products after which the clock is looked at
+_WORK = 4_000_000_000  # products between two looks at the clock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +187,13 @@ def _add_square(half: np.ndarray, columns: slice, roots: np.ndarray, matrix: np.
     """Add ``sign (roots matrix)' (roots matrix)``: half the work of a product, some rows at a time."""
     count = max(_BLOCK, _WORK // matrix.shape[1] ** 2)
     for first in range(0, len(matrix), count):
-        clock.check()
         root = roots[first : first + count, None] * matrix[first : first + count]
-        if columns != slice(0, len(half)):
-            half[columns, columns] += sign * (root.T @ root)
-            continue
-        # One triangle alone, twice, which symmetry makes whole again.
-        blas.dsyrk(2 * sign, root.T, beta=1.0, c=half.T, overwrite_c=1)
+        with clock.work(matrix.shape[1] * root.size):
+            if columns != slice(0, len(half)):
+                half[columns, columns] += sign * (root.T @ root)
+                continue
+            # One triangle alone, twice, which symmetry makes whole again.
+            blas.dsyrk(2 * sign, root.T, beta=1.0, c=half.T, overwrite_c=1)
         half.ravel()[:: len(half) + 1] -= sign * np.einsum("ij,ij->j", root, root)
 
 
