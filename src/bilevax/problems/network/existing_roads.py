@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bilevax._support.clock import OutOfTime, deadline, in_time
+from bilevax._support.threads import blas_threads
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, check_limits
 from bilevax.driver.multistart import multistart
@@ -47,7 +48,8 @@ def solve_on_roads(
     problem, first = small.problem(minimal_share), small.capacities(x0)
     factors = np.random.default_rng(key).uniform(0.0, 2.0, (starts - 1, len(first)))
     points = np.vstack([first, np.maximum(small.existing, factors * first)])
-    found = _searched(small, points, watch) if np.all(small.existing > 0) else []
+    with blas_threads(len(first)):
+        found = _searched(small, points, watch) if np.all(small.existing > 0) else []
     watch.close()
     best = _best(small, problem, found, watch) if found else _from_scratch(problem, points, watch)
     if watch.ended is Status.INTERRUPTED and not best.success:  # by no callback of the user's
