@@ -1,15 +1,17 @@
 """All benchmarks, one after the other, each in a process of its own: a table, a plot and the numbers behind them.
 
-python benchmarks/all.py [--only step dense ...] [--quick] [--clock wall] [--folder build/bench]
+python benchmarks/all.py [--only step dense ...] [--quick] [--write] [--clock wall] [--folder build/bench]
 
 Writes `table.md`, `growth.svg`, `growth.png` and `results.json`. What was measured before by another call with the
-same folder stays, with its own date, commit and load: comparisons that take hours need not be run together.
+same folder stays, with its own date, commit and load: comparisons that take hours need not be run together. With
+`--write` the numbers and the plot become those of the documentation, whose tables `make results` makes of them.
 """
 
 import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -20,8 +22,13 @@ from default import _COMMANDS
 from growth import draw
 
 _HERE = Path(__file__).resolve().parent
+_FIGURES = _HERE.parent / "docs" / "figures"
 # What is run, as arguments of Python.
-_PROGRAMS = {"step": ["sflcb_step.py"], "torch": ["torch_step.py"]} | {name: ["default.py", name] for name in _COMMANDS}
+_PROGRAMS = {
+    "step": ["sflcb_step.py", "--one-core"],
+    "torch": ["torch_step.py"],
+    **{name: ["default.py", name] for name in _COMMANDS},
+}
 # What makes it a matter of minutes.
 _QUICK = {
     "step": ["--turns", "8"],
@@ -30,6 +37,7 @@ _QUICK = {
     "dense": ["--sizes", "20", "50", "100"],
     "svm": ["--pympcc", "none"],
     "networks": ["--nodes", "3"],
+    "smooth": ["--rows", "200", "1000", "4000"],
     "sizes": ["--most", "1000"],
 }
 
@@ -40,6 +48,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, without pympcc where it takes long")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu", help="cpu counts a process's own seconds")
     parser.add_argument("--folder", type=Path, default=_HERE.parent / "build" / "bench")
+    parser.add_argument("--write", action="store_true", help="into docs/figures, too")
     parser.add_argument("--json", action="store_true", help="print the numbers instead of where they are")
     parser.add_argument("--time-limit", type=float, default=7200.0, help="seconds for one comparison")
     arguments = parser.parse_args()
@@ -53,6 +62,9 @@ def main() -> None:
         stored.write_text(json.dumps(results, indent=2))
     (arguments.folder / "table.md").write_text(table(results))
     draw(results, arguments.folder)
+    if arguments.write:
+        shutil.copy(stored, _FIGURES / "speed.json")
+        shutil.copy(arguments.folder / "growth.png", _FIGURES)
     print(json.dumps(results, indent=2) if arguments.json else arguments.folder / "table.md")
 
 

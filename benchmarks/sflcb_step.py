@@ -87,7 +87,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=100, help="how often each program is timed")
     parser.add_argument("--case", default="", help="only cases whose name contains this text")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu counts the process's own seconds")
+    parser.add_argument("--one-core", action="store_true", help="all programs on one and the same core, as C is anyway")
     arguments = parser.parse_args()
+    if arguments.one_core:  # before JAX counts them
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     jax.config.update("jax_enable_x64", True)
     report = Report(_COLUMNS, arguments.json)
     for case in cases():

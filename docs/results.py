@@ -3,7 +3,8 @@
 python docs/results.py
 
 A document names what belongs into it, ``<!-- results: toy -->``; what stands between that and ``<!-- end -->`` is
-written here: nobody copies a number, and no table is older than the files. `make figures` makes those anew.
+written here: nobody copies a number, and no table is older than the files. `make figures` makes those anew, and
+`make bench ARGS=--write` the ones about speed.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE / "figures"
-DOCUMENTS = [HERE / name for name in ("experiments.md", "results.md", "sklearn.md")]
+DOCUMENTS = [HERE / name for name in ("experiments.md", "results.md", "sklearn.md", "speed.md")]
 
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -108,11 +109,46 @@ COLUMNS: dict[str, list[Column]] = {
     ],
 }
 
+# The same of the benchmarks' comparisons.
+COMPARISONS: dict[str, list[Column]] = {
+    "sizes": [
+        ("problem", "case", words),
+        ("certified", "certified", words),
+        ("CPU s", "cpu_s", number(3)),
+        ("exponent", "exponent", number(2)),
+        ("MB", "peak_mb", fixed(0)),
+        ("data, MB", "data_mb", number(2)),
+        ("MB for a MB more of data", "growth", number(2)),
+    ],
+    "smooth": [
+        ("problem", "problem", words),
+        ("certified", "certified", words),
+        ("value", "value", number(6)),
+        ("s", "s", number(2)),
+        ("the script's value", "value_script", number(6)),
+        ("s", "s_script", number(2)),
+        ("ratio", "ratio", number(2)),
+    ],
+    "step": [
+        ("problem", "case", words),
+        ("C, us", "C us", number(3)),
+        ("bilevax, us", "JAX us", number(3)),
+        ("bilevax / C", "JAX/C", number(2)),
+        ("NumPy / bilevax", "NumPy/JAX", number(2)),
+    ],
+    "torch": [
+        ("problem", "case", words),
+        ("bilevax, us", "JAX us", number(3)),
+        ("PyTorch, us", "PyTorch us", number(3)),
+        ("PyTorch / bilevax", "PyTorch/JAX", number(2)),
+    ],
+}
+
 
 def figure(name: str) -> str:
     """Return a figure with its table, the sentences about it, and where they come from."""
     told = _read(name)
-    lines = _table([head for head, *_ in COLUMNS[name]], [_cells(name, row) for row in told["table"]])
+    lines = _rows(COLUMNS[name], told["table"])
     lines += ["", *(f"- {_sentence(sentence)}" for sentence in told["sentences"])]
     return "\n".join([*lines, "", f"![{name}](figures/{name}.png)", "", _made(told)])
 
@@ -184,11 +220,31 @@ def certified() -> str:
     return "\n".join([*_table(["", "value", "certified", "s"], lines), "", _made(toy, svm, networks, seville, roads)])
 
 
-BLOCKS: dict[str, Callable[[], str]] = {name: lambda name=name: figure(name) for name in COLUMNS} | {
-    "certified": certified,
-    "literature": literature,
-    "sklearn": sklearn,
-}
+def comparison(name: str) -> str:
+    """Return what one of the benchmarks measured."""
+    told = _read("speed")[name]
+    lines = [*_rows(COMPARISONS[name], told["rows"]), "", *(f"- {remark}" for remark in told["remarks"])]
+    about = f"load {told['load']:g} at the start; `{told['command']}`, {told['clock']} time"
+    return "\n".join([*lines, "", f"*{_stamp(told)}, {about}.*"])
+
+
+def targets() -> str:
+    """Return all that the benchmarks are to reach, beside what was measured."""
+    rows = [
+        [name, target["name"], number(4)(target["measured"]), f"{target['relation']} {target['wanted']:g}",
+         words(target["met"])]
+        for name, told in _read("speed").items()
+        for target in told.get("targets", ())
+        if target["wanted"] is not None
+    ]  # fmt: skip
+    return "\n".join(_table(["benchmark", "", "measured", "wanted", "met"], rows))
+
+
+BLOCKS: dict[str, Callable[[], str]] = (
+    {name: lambda name=name: figure(name) for name in COLUMNS}
+    | {f"speed_{name}": lambda name=name: comparison(name) for name in COMPARISONS}
+    | {"speed_targets": targets, "certified": certified, "literature": literature, "sklearn": sklearn}
+)
 
 
 def filled(text: str) -> str:
@@ -206,8 +262,8 @@ def _read(name: str) -> dict[str, Any]:
     return json.loads((FIGURES / f"{name}.json").read_text())
 
 
-def _cells(name: str, row: dict[str, Any]) -> list[str]:
-    return [write(row[key]) for _, key, write in COLUMNS[name]]
+def _rows(columns: list[Column], rows: list[dict[str, Any]]) -> list[str]:
+    return _table([head for head, *_ in columns], [[write(row.get(key)) for _, key, write in columns] for row in rows])
 
 
 def _table(heads: list[str], rows: Iterable[list[str]]) -> list[str]:
@@ -221,10 +277,11 @@ def _sentence(text: str) -> str:
 
 def _made(*sources: dict[str, Any]) -> str:
     """Return when, of which commits and where the figures of a table were made."""
-    stamps = [
-        f"{made['date']}, commit {made['commit']}, {made['machine']}" for made in (told["made"] for told in sources)
-    ]
-    return f"*{'; '.join(dict.fromkeys(stamps))}.*"
+    return f"*{'; '.join(dict.fromkeys(_stamp(told['made']) for told in sources))}.*"
+
+
+def _stamp(made: dict[str, Any]) -> str:
+    return f"{made['date']}, commit {made['commit']}, {made['machine']}"
 
 
 if __name__ == "__main__":

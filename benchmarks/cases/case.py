@@ -44,9 +44,9 @@ class Case:
         validate(self.problem, *member)
         problem, solver = place(self.problem, np.float64), place(self.solver, np.float64)
         first = lambda x, y: compiled.loop_from_point(problem, solver, x, y, rtol=0.0, atol=-1.0)
-        advance = compiled.advance
+        advance = compiled.advance_alone
         if self.batched:
             first = jax.vmap(first)
-            advance = eqx.filter_jit(eqx.filter_vmap(advance, in_axes=(None, None, 0, None, None, None)))
+            advance = compiled.alone(eqx.filter_vmap(compiled.advance, in_axes=(None, None, 0, None, None, None)))
         loop = first(*jax.tree.map(jnp.asarray, (self.x0, self.y0)))
         return loop, lambda loop: jax.block_until_ready(advance(problem, solver, loop, steps, 0.0, -1.0))

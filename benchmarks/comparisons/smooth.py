@@ -10,10 +10,12 @@ from comparisons.report import Report, timed
 from comparisons.script import compiled_phi, solve_by_script
 from comparisons.smooth_problems import controller, prices, ridge, weights
 
+_ROWS = [200, 1000, 4000, 20_000, 50_000]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=int, nargs="*", default=[200, 1000, 4000], help="training rows to weigh")
-    parser.add_argument("--limit", type=float, default=np.inf, help="CPU seconds after which the script is stopped")
+    parser.add_argument("--rows", type=int, nargs="*", default=_ROWS, help="training rows to weigh")
+    parser.add_argument("--limit", type=float, default=60.0, help="CPU seconds after which the script is stopped")
     parser.add_argument("--others", action="store_true", help="also the controller, the ridge and the prices: minutes")
 
 

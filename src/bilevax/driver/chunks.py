@@ -17,7 +17,7 @@ from bilevax._support.clock import deadline, in_time
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Start
 from bilevax.driver.checkpoints import Files
-from bilevax.driver.compiled import Loop, advance, loop_from_point, loop_from_state
+from bilevax.driver.compiled import Loop, advance_alone, loop_from_point, loop_from_state
 from bilevax.driver.ending import Ending
 from bilevax.driver.solution import Solution
 from bilevax.driver.watch import Watch
@@ -44,7 +44,7 @@ def run_in_chunks(
         while not (watch.look(int(loop.steps), *_point_and_numbers(method, loop)) or loop.converged or loop.diverged):
             tick = time.monotonic()
             stop = min(limit, int(loop.steps) + chunk)
-            loop = jax.block_until_ready(advance(placed, method, loop, jnp.asarray(stop), *tolerances))
+            loop = jax.block_until_ready(advance_alone(placed, method, loop, jnp.asarray(stop), *tolerances))
             if files.checkpoint is not None:
                 files.checkpoint.save(jax.tree.leaves(loop))
             chunk = next_chunk(chunk, time.monotonic() - tick, method.check_every)

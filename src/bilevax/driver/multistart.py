@@ -22,7 +22,7 @@ from bilevax.driver.asked import Asked
 from bilevax.driver.at_once import proven_at_once
 from bilevax.driver.checkpoints import Files
 from bilevax.driver.chunks import next_chunk
-from bilevax.driver.compiled import parts_of_run, shown
+from bilevax.driver.compiled import alone, parts_of_run, shown
 from bilevax.driver.elsewhere import Elsewhere
 from bilevax.driver.ending import Ending
 from bilevax.driver.search import search
@@ -256,7 +256,7 @@ def _all_at_once(
     limits, limit = watch.limits, watch.limits.max_steps
     stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf, float) for leaf in leaves]), *points)
     parts = parts_of_run(problem, y0, solver, limits.rtol, limits.atol)
-    begin, advance = (jax.jit(jax.vmap(part, axes)) for part, axes in zip(parts, (0, (0, None)), strict=True))
+    begin, advance = (alone(jax.vmap(part, axes)) for part, axes in zip(parts, (0, (0, None)), strict=True))
     loop, stop, chunk = begin(stacked), 0, solver.check_every if watch.attentive else limit
     while stop < limit and not bool((loop.converged | loop.diverged).all()) and time.monotonic() < watch.ends:
         tick = time.monotonic()
