@@ -36,7 +36,7 @@ _QUICK = {
     "public": ["--pympcc", "none"],
     "dense": ["--sizes", "20", "50", "100"],
     "svm": ["--pympcc", "none"],
-    "networks": ["--nodes", "3"],
+    "networks": ["--networks", "paper3"],
     "smooth": ["--rows", "200", "1000", "4000"],
     "sizes": ["--most", "1000"],
 }
