@@ -23,7 +23,7 @@ from bilevax.solvers.default.settings import EXACT, SIZES, SMOOTHING
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
 from bilevax.solvers.default.smoothing.newton import newton_descent
 from bilevax.solvers.default.smoothing.row_path import RowPath
-from bilevax.solvers.default.smoothing.stages import Followed, follow, smooth_descent
+from bilevax.solvers.default.smoothing.stages import Followed, follow, remembering_descent, smooth_descent
 from bilevax.solvers.diary import Diary
 
 
@@ -134,8 +134,9 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
         return CentralPath(lower, central, first) if space is None else RowPath(lower, central, first, space, start)
 
     def stages(path: CentralPath) -> Iterator[Followed]:
-        count = SMOOTHING.quadratic_stages if isinstance(path, RowPath) else SMOOTHING.stages
-        return follow(path, upper, count, diary)
+        if isinstance(path, RowPath):
+            return follow(path, upper, SMOOTHING.quadratic_stages, diary, remembering_descent)
+        return follow(path, upper, SMOOTHING.stages, diary)
 
     return Direct(pieces, path, stages)
 
