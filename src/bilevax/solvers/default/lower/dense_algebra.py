@@ -196,7 +196,8 @@ class DenseAlgebra(Learning):
             return None
         if self._space is None or self._space[0] is not expansion:
             parts = expansion.inverse_mixed, expansion.inverse_rows, expansion.slope, expansion.compliance
-            self._space = expansion, row_space(*parts, upper.curvature)
+            curvature = (upper.own_block(of, by) for of, by in ("xx", "xy", "yy"))
+            self._space = expansion, row_space(*parts, *curvature)
         return self._space[1]
 
     def _factor(self, expansion: Expansion, give: np.ndarray) -> DenseFactor:

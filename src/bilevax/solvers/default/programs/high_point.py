@@ -9,6 +9,7 @@ import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
+import scipy.sparse.linalg as spl
 
 from bilevax._support import clock, full
 from bilevax._support.elimination import eliminates
@@ -97,11 +98,12 @@ def _of_large_quadratic(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> High
         return None
     clock.check()
     try:
-        factor = factorise(quadratic.curvature)
+        factor = factorise(quadratic.own_curvature(), overwrite=True)
     except np.linalg.LinAlgError:
         return None
     gradient, steps = np.concatenate(quadratic.gradients(x, y)), rows.around(point)
-    step = solve_by_rows(quadratic.curvature, gradient, full.as_array(steps.matrix), steps.lower, steps.upper, factor)
+    hessian = spl.LinearOperator((len(point), len(point)), matvec=quadratic.times, dtype=float)  # pyright: ignore
+    step = solve_by_rows(hessian, gradient, full.as_array(steps.matrix), steps.lower, steps.upper, factor)
     if step is None or np.abs(step).max() > RELAXATION.reach * (1 + np.abs(point).max()):
         return None
     end = point + step
