@@ -13,7 +13,7 @@ from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.phases import AnyPieces, descend, land, snapshot
-from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.pieces.dense import DensePieces, dense_pieces
 from bilevax.solvers.default.pieces.point import BIACTIVE, ExactPoint, classify
 from bilevax.solvers.default.pieces.sparse import SparsePieces
 from bilevax.solvers.default.programs.feasible import nearest_feasible
@@ -198,6 +198,8 @@ def _nearest(pieces: AnyPieces, x: np.ndarray, y: np.ndarray) -> Snapshot:
 
 def _high_point(pieces: AnyPieces, start: ExactPoint) -> tuple[HighPoint | None, ExactPoint | None]:
     """Return the minimiser of the high-point relaxation, and the exact point at its x."""
+    if isinstance(pieces, DensePieces):
+        pieces.forget()
     relaxed = high_point_relaxation(pieces.flat, start.x, start.y)
     return relaxed, None if relaxed is None else land(pieces, relaxed.x, relaxed.y)
 

@@ -250,6 +250,11 @@ class DenseAlgebra(Learning):
             self._cached = (hessian, mixed, expansion)
         return expansion
 
+    def forget(self) -> None:
+        """Give up the last model if its compliance is a product: that is made in the time of a look at the rows."""
+        if self._cached is not None and isinstance(self._cached[2].compliance, Product):
+            self._cached = self._last = None
+
     @functools.cached_property
     def _thin(self) -> sp.csr_matrix | None:
         """The rows without their zeros, where these are most of them."""
