@@ -13,6 +13,7 @@ import scipy.sparse.linalg as spl
 
 from bilevax._support import clock, full
 from bilevax._support.elimination import eliminates
+from bilevax._support.heap import give_back
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.programs.cholesky import factorise, lifted
 from bilevax.solvers.default.programs.convexify import convexified, is_full
@@ -42,6 +43,7 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
     """Minimise f over (x, y) from a point that satisfies the rows; None where no minimum was found."""
     if (found := _of_large_quadratic(flat, x, y)) is not None:
         return found
+    give_back(len(x) + len(y))
     rows, point = joint_rows(flat), np.concatenate([x, y])
     value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
     value, convex, known, hessian, dense = value_at(point), True, None, None, None
@@ -54,6 +56,7 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
             if large and (known is not None or not is_full(curvature)):
                 return None  # dearer than the whole search
             hessian, shifted = convexified(curvature)
+            give_back(len(point))
             suits = not rows.balls and (is_full(curvature) or SIZES.smallest_full < len(point) <= RELAXATION.few)
             dense = (hessian.toarray(), rows.matrix.toarray()) if suits else None
             known, convex = curvature, convex and not shifted
