@@ -245,12 +245,13 @@ class _NormalEquations:
         upper = row <= other
         row, other, column, product = row[upper], other[upper], column[upper], product[upper]
         diagonal = np.arange(count)
-        place = np.unique(np.concatenate([other * count + row, diagonal * (count + 1)]))
+        entry = other.astype(np.int64) * count + row  # SciPy counts in 32 bits, which 46,341 rows squared exceed
+        place = np.unique(np.concatenate([entry, diagonal * (count + 1)]))
         self.matrix = sp.csc_matrix(
             (np.zeros(len(place)), place % count, np.searchsorted(place // count, np.arange(count + 1))),
             shape=(count, count),
         )
-        entries = np.searchsorted(place, other * count + row)
+        entries = np.searchsorted(place, entry)
         self.of_compliance = sp.csr_matrix((product, (entries, column)), shape=(len(place), A.shape[1]))
         self.of_give = np.searchsorted(place, diagonal[conserved:] * (count + 1))
         self._solver: qdldl.Solver | None = None
