@@ -234,6 +234,7 @@ class _NormalEquations:
         sizes = np.diff(columns.indptr)
         first, second, column, product = [], [], [], []
         for size in np.unique(sizes[sizes > 0]):
+            clock.check()
             chosen = np.flatnonzero(sizes == size)
             entry = columns.indptr[chosen][:, None] + np.arange(size)
             index, data = columns.indices[entry], columns.data[entry]
@@ -244,6 +245,7 @@ class _NormalEquations:
         row, other, column, product = (np.concatenate(part) for part in (first, second, column, product))
         upper = row <= other
         row, other, column, product = row[upper], other[upper], column[upper], product[upper]
+        clock.check()
         diagonal = np.arange(count)
         entry = other.astype(np.int64) * count + row  # SciPy counts in 32 bits, which 46,341 rows squared exceed
         place = np.unique(np.concatenate([entry, diagonal * (count + 1)]))
@@ -251,6 +253,7 @@ class _NormalEquations:
             (np.zeros(len(place)), place % count, np.searchsorted(place // count, np.arange(count + 1))),
             shape=(count, count),
         )
+        clock.check()
         entries = np.searchsorted(place, entry)
         self.of_compliance = sp.csr_matrix((product, (entries, column)), shape=(len(place), A.shape[1]))
         self.of_give = np.searchsorted(place, diagonal[conserved:] * (count + 1))
