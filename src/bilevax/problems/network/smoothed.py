@@ -10,6 +10,7 @@ more: how each flow answers to each price. A pair's flows only answer to prices 
 """
 
 import dataclasses
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -258,12 +259,15 @@ class _NormalEquations:
         self.of_compliance = sp.csr_matrix((product, (entries, column)), shape=(len(place), A.shape[1]))
         self.of_give = np.searchsorted(place, diagonal[conserved:] * (count + 1))
         self._solver: qdldl.Solver | None = None
+        self._took = 0.0  # seconds of the last factorisation, which cannot be interrupted
 
     def factorise(self, compliance: np.ndarray, give: np.ndarray) -> qdldl.Solver | None:
         """Return a factor, good until the next one is made; None where the matrix is not positive definite."""
         data = self.of_compliance @ compliance
         data[self.of_give] += give
         self.matrix.data = data
+        clock.check(self._took)
+        began = time.monotonic()
         try:
             if self._solver is None:
                 self._solver = qdldl.Solver(self.matrix, upper=True)
@@ -271,6 +275,7 @@ class _NormalEquations:
                 self._solver.update(self.matrix, upper=True)
         except RuntimeError:
             self._solver = None
+        self._took = time.monotonic() - began
         return self._solver
 
 
