@@ -19,7 +19,7 @@ from bilevax._support.precision import float64
 from bilevax.driver import checkpoints, verdict
 from bilevax.model.flat import FlatProblem
 from bilevax.model.problem import validate
-from bilevax.problems.quadratic import random_quadratic
+from bilevax.problems.quadratic import quadratic_problem, random_quadratic
 from bilevax.solvers.diary import Diary, Learning
 from known import made_up_network, toy
 from test_driver import FOREVER, SOLVER, same_state
@@ -197,6 +197,14 @@ def test_what_the_sparse_path_has_learned_is_resumed(tmp_path, certified_once):
         (tmp_path / "next.ckpt").rename(path)
         settings = {"resume": path}
     same_answer(bx.solve(problem, x0, **settings), whole)
+
+
+def test_what_the_stages_of_a_large_quadratic_have_learned_is_resumed(tmp_path, certified_once):
+    problem, x0 = quadratic_problem(140, 280, 140, upper="quadratic", condition=100.0), np.ones(140)
+    whole, path = bx.solve(problem, x0), tmp_path / "run.ckpt"
+    stop = list(whole.history["phase"]).index("smooth descent") + 12  # in the second stage, led by the first
+    broken_off(stop, problem, x0, checkpoint=path)
+    same_answer(bx.solve(problem, x0, resume=path), whole)
 
 
 def test_a_run_stopped_by_its_callback_is_resumed(tmp_path):

@@ -4,13 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import bilevax as bx
 from bilevax.problems.network import existing_roads
 from bilevax.problems.network.contraction import contracted
 from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.road_search import box_step, evaluated, search
-from bilevax.problems.network.smoothed import SmoothLoss, SmoothRoads
+from bilevax.problems.network.smoothed import SmoothLoss, SmoothRoads, _NormalEquations
 from known import present
 from test_sparse_direct import roads
 
@@ -145,3 +146,12 @@ def test_without_roads_to_begin_with_nothing_is_smoothed(monkeypatch):
     design = dataclasses.replace(roads(3), existing=None, detour=1.5)
     monkeypatch.setattr(existing_roads, "search", None)
     assert np.isfinite(design.solve(time_limit=5.0).value)
+
+
+def test_normal_equations_of_more_rows_than_32_bits_count_squared():
+    count = 50_000
+    A = sp.csr_matrix(sp.diags([np.ones(count), np.full(count - 1, -0.5)], [0, -1], format="csr"))
+    solver = _NormalEquations(A, count).factorise(np.ones(count), np.zeros(0))
+    assert solver is not None
+    right = np.random.default_rng(0).standard_normal(count)
+    np.testing.assert_allclose(A @ (A.T @ solver.solve(right)), right, atol=1e-9)

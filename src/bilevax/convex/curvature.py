@@ -66,8 +66,9 @@ class FullHessian:
         if right.size == len(right):  # a single right side: by LAPACK for several it takes three times as long
             single = scipy.linalg.blas.dtrsv(self._factor, right.ravel(), lower=1, trans=int(transposed))
             return single.reshape(right.shape)
-        return scipy.linalg.solve_triangular(
-            self._factor, right, trans=1 if transposed else 0, lower=True, check_finite=False
+        # What `half` passes on is its own: it is overwritten.
+        return scipy.linalg.blas.dtrsm(
+            1.0, self._factor, right, lower=1, trans_a=int(transposed), overwrite_b=not transposed
         )
 
 

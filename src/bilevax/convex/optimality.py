@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,10 +169,22 @@ class Rows:
 
     @functools.cached_property
     def sizes(self) -> Any:
-        """The absolute values of the transposed matrix."""
+        """The absolute values of the transposed matrix; None for a large array, which is not held twice."""
         if isinstance(self.product, np.ndarray):
-            return abs(self.transpose)
+            return abs(self.transpose) if len(self.product) <= _ROWS_AT_A_TIME else None
         return with_entries(self.matrix, abs(self.matrix.data)).T
+
+    def _sizes_at_a_time(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """The absolute values of an array, some rows at a time."""
+        for first in range(0, len(self.product), _ROWS_AT_A_TIME):
+            part = slice(first, first + _ROWS_AT_A_TIME)
+            yield part, abs(self.product[part])
+
+    def terms(self, multipliers: np.ndarray) -> np.ndarray:
+        """The sizes of what multipliers, given by their own, add to each entry of the gradient."""
+        if self.sizes is not None:
+            return self.sizes @ multipliers
+        return np.sum([multipliers[part] @ sizes for part, sizes in self._sizes_at_a_time()], axis=0)
 
     @functools.cached_property
     def full_systems(self) -> FullSystems:
@@ -186,7 +199,8 @@ class Rows:
     def relative(self, multipliers: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Multipliers relative to the gradient that they balance: times the largest ``|matrix_ik| / scale_k``."""
         if isinstance(self.product, np.ndarray):
-            return multipliers * np.max(self.sizes.T / scale, axis=1, initial=0.0)
+            parts = [(slice(None), self.sizes.T)] if self.sizes is not None else self._sizes_at_a_time()
+            return multipliers * np.concatenate([np.max(sizes / scale, axis=1, initial=0.0) for _, sizes in parts])
         shares = scale[self.matrix.indices]
         np.abs(np.divide(self.matrix.data, shares, out=shares), out=shares)
         starts = self.matrix.indptr[:-1]  # no row is empty
@@ -315,7 +329,7 @@ def term_sizes(at: Local, rows: Rows, multipliers: np.ndarray, ball_multipliers:
     size, y = abs(at.gradient), at.y
     if at.objective.terms is not None:
         size = size + CONVEX_TOLERANCES.cancelled * at.objective.terms
-    terms = rows.sizes @ abs(multipliers) + np.maximum(at.hessian.diagonal(), 0.0) * (1 + abs(y))
+    terms = rows.terms(abs(multipliers)) + np.maximum(at.hessian.diagonal(), 0.0) * (1 + abs(y))
     if rows.balls:
         terms = terms + abs(rows.ball_normals(y)).T @ ball_multipliers
     return positive(size + np.minimum(terms, at.scale))

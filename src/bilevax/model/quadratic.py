@@ -124,12 +124,23 @@ class JointQuadratic:
 
     def gradients(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients in x and in y."""
-        point = np.concatenate([x, y])
-        if self.units is None or len(point) <= DENSE_COLUMNS or "curvature" in vars(self):
-            both = self.linear + self.curvature @ point
-        else:  # the same number for number, since units are powers of two, and no other large matrix
-            both = self.linear + self.units[0] * (self.numbers @ (self.units[1] * point))
+        both = self.linear + self.times(np.concatenate([x, y]))
         return both[: self.n_x], both[self.n_x :]
+
+    def times(self, vector: np.ndarray) -> np.ndarray:
+        """Return the second derivative in (x, y) times a vector."""
+        if self.units is None or len(vector) <= DENSE_COLUMNS or "curvature" in vars(self):
+            return self.curvature @ vector
+        # The same number for number, since units are powers of two, and no other large matrix.
+        return self.units[0] * (self.numbers @ (self.units[1] * vector))
+
+    def own_curvature(self) -> np.ndarray:
+        """Return the second derivative in (x, y) as an array that may be overwritten."""
+        return self.numbers.copy() if self.units is None else self._in_units(slice(None), slice(None))
+
+    def own_block(self, of: str, by: str) -> np.ndarray:
+        """Return `block` without making the whole, for once; not to be written to."""
+        return self._in_units(self._place(of), self._place(by))
 
     def block(self, of: str, by: str) -> np.ndarray:
         """Return the second derivative, rows for one variable and columns for the other."""

@@ -48,6 +48,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from bilevax._support.clock import OutOfTime
+from bilevax._support.heap import give_back
 from bilevax.certificate.settings import STATIONARITY
 from bilevax.certificate.stationarity.distances import distance_to_cone, hull_distance
 from bilevax.certificate.stationarity.multipliers import MultiplierSet, unique_multipliers
@@ -129,6 +130,7 @@ def measure(flat: FlatProblem, x: np.ndarray, lower: ConvexSolution) -> Stationa
         if key in seen or (not _relaxable(active) and any(margin.contains(other) for other in enough)):
             continue
         seen.add(key)
+        give_back(len(x) + flat.n_y)
         try:
             result = _measure_with(point, active, gap, lower.unique)
             if best is None or result.value < max(best.value, best.radius):

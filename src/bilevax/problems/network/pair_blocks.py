@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import scipy.sparse as sp
 
+from bilevax._support import clock
 from bilevax.problems.network.settings import ROADS
 
 
@@ -67,6 +68,7 @@ class PairBlocks:
         while begin < pairs:
             most = max(size[begin] + ROADS.like_size, ROADS.like_part * size[begin])
             end = int(np.searchsorted(size, most, side="right"))
+            clock.check()
             chosen = order[begin:end]
             shape = [int(part.count[chosen].max()) for part in (of_row, of_link, of_column)]
             group = np.full(pairs, -1)
@@ -77,6 +79,7 @@ class PairBlocks:
                 _matrices(group, entries, pair[entries.col], numbering, of_column, (end - begin, count, shape[2]))
                 for entries, numbering, count in ((rows, of_row, shape[0]), (loads, of_link, shape[1]))
             )
+            clock.check()
             missing = (np.arange(shape[0]) >= of_row.count[chosen][:, None]).astype(float)
             place = links[:, :, None] * (self.links + 1) + links[:, None, :]
             self.groups.append(_Group(columns, links, conserving, loading, missing, place.ravel()))
@@ -86,6 +89,7 @@ class PairBlocks:
         """Return the answers for the compliance of each flow and share alone, that is without conservation."""
         every, parts, squares = np.append(compliance, 0.0), [], []
         for group in self.groups:
+            clock.check()
             own = every[group.columns][:, None, :]
             part, rows = group.load * own, group.conservation * own
             if group.conservation.shape[1]:
@@ -145,6 +149,7 @@ def _matrices(
     shape: tuple[int, int, int],
 ) -> np.ndarray:
     """Return the entries that belong to pairs in the group as one matrix a pair; ``pair`` is that of each entry."""
+    clock.check()  # of a large network each of these takes a second
     matrices, inside = np.zeros(shape), group[pair] >= 0
     at, row, column = pair[inside], entries.row[inside], entries.col[inside]
     matrices[group[at], of_row.of(at, row), of_column.of(at, column)] = entries.data[inside]

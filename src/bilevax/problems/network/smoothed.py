@@ -10,6 +10,7 @@ more: how each flow answers to each price. A pair's flows only answer to prices 
 """
 
 import dataclasses
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -234,6 +235,7 @@ class _NormalEquations:
         sizes = np.diff(columns.indptr)
         first, second, column, product = [], [], [], []
         for size in np.unique(sizes[sizes > 0]):
+            clock.check()
             chosen = np.flatnonzero(sizes == size)
             entry = columns.indptr[chosen][:, None] + np.arange(size)
             index, data = columns.indices[entry], columns.data[entry]
@@ -244,22 +246,28 @@ class _NormalEquations:
         row, other, column, product = (np.concatenate(part) for part in (first, second, column, product))
         upper = row <= other
         row, other, column, product = row[upper], other[upper], column[upper], product[upper]
+        clock.check()
         diagonal = np.arange(count)
-        place = np.unique(np.concatenate([other * count + row, diagonal * (count + 1)]))
+        entry = other.astype(np.int64) * count + row  # SciPy counts in 32 bits, which 46,341 rows squared exceed
+        place = np.unique(np.concatenate([entry, diagonal * (count + 1)]))
         self.matrix = sp.csc_matrix(
             (np.zeros(len(place)), place % count, np.searchsorted(place // count, np.arange(count + 1))),
             shape=(count, count),
         )
-        entries = np.searchsorted(place, other * count + row)
+        clock.check()
+        entries = np.searchsorted(place, entry)
         self.of_compliance = sp.csr_matrix((product, (entries, column)), shape=(len(place), A.shape[1]))
         self.of_give = np.searchsorted(place, diagonal[conserved:] * (count + 1))
         self._solver: qdldl.Solver | None = None
+        self._took = 0.0  # seconds of the last factorisation, which cannot be interrupted
 
     def factorise(self, compliance: np.ndarray, give: np.ndarray) -> qdldl.Solver | None:
         """Return a factor, good until the next one is made; None where the matrix is not positive definite."""
         data = self.of_compliance @ compliance
         data[self.of_give] += give
         self.matrix.data = data
+        clock.check(self._took)
+        began = time.monotonic()
         try:
             if self._solver is None:
                 self._solver = qdldl.Solver(self.matrix, upper=True)
@@ -267,6 +275,7 @@ class _NormalEquations:
                 self._solver.update(self.matrix, upper=True)
         except RuntimeError:
             self._solver = None
+        self._took = time.monotonic() - began
         return self._solver
 
 

@@ -13,7 +13,7 @@ from bilevax.solvers.default.lower.dense_algebra import DenseAlgebra
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.lower.sparse_algebra import SparseAlgebra
 from bilevax.solvers.default.phases import AnyPieces, descend, land, snapshot
-from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.pieces.dense import DensePieces, dense_pieces
 from bilevax.solvers.default.pieces.point import BIACTIVE, ExactPoint, classify
 from bilevax.solvers.default.pieces.sparse import SparsePieces
 from bilevax.solvers.default.programs.feasible import nearest_feasible
@@ -23,7 +23,7 @@ from bilevax.solvers.default.settings import EXACT, SIZES, SMOOTHING
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath
 from bilevax.solvers.default.smoothing.newton import newton_descent
 from bilevax.solvers.default.smoothing.row_path import RowPath
-from bilevax.solvers.default.smoothing.stages import Followed, follow, smooth_descent
+from bilevax.solvers.default.smoothing.stages import Followed, follow, remembering_descent, smooth_descent
 from bilevax.solvers.diary import Diary
 
 
@@ -134,8 +134,9 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
         return CentralPath(lower, central, first) if space is None else RowPath(lower, central, first, space, start)
 
     def stages(path: CentralPath) -> Iterator[Followed]:
-        count = SMOOTHING.quadratic_stages if isinstance(path, RowPath) else SMOOTHING.stages
-        return follow(path, upper, count, diary)
+        if isinstance(path, RowPath):
+            return follow(path, upper, SMOOTHING.quadratic_stages, diary, remembering_descent)
+        return follow(path, upper, SMOOTHING.stages, diary)
 
     return Direct(pieces, path, stages)
 
@@ -197,6 +198,8 @@ def _nearest(pieces: AnyPieces, x: np.ndarray, y: np.ndarray) -> Snapshot:
 
 def _high_point(pieces: AnyPieces, start: ExactPoint) -> tuple[HighPoint | None, ExactPoint | None]:
     """Return the minimiser of the high-point relaxation, and the exact point at its x."""
+    if isinstance(pieces, DensePieces):
+        pieces.forget()
     relaxed = high_point_relaxation(pieces.flat, start.x, start.y)
     return relaxed, None if relaxed is None else land(pieces, relaxed.x, relaxed.y)
 

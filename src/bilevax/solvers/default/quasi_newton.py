@@ -5,7 +5,7 @@ onto X, so that many bounds may become active at once.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,11 +51,11 @@ class Objective(Protocol):
 
 
 class History:
-    """Limited-memory BFGS pairs."""
+    """Limited-memory BFGS pairs, those of an earlier descent first."""
 
-    def __init__(self, memory: int = SMOOTHING.memory):
+    def __init__(self, pairs: Iterable[tuple[np.ndarray, np.ndarray]] = (), memory: int = SMOOTHING.memory):
         self.memory = memory
-        self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        self.pairs = list(pairs)
 
     def add(self, step: np.ndarray, change: np.ndarray) -> None:
         """Remember a step and the change of the gradient along it, if it has positive curvature."""
@@ -98,9 +98,13 @@ def quasi_newton(
     arrived: Callable[[SmoothPoint], bool],
     steps: int,
     worth: float,
+    history: History | None = None,
 ) -> Iterator[SmoothPoint]:
-    """Yield points that descend until one has ``arrived``, or a step gains less than it is ``worth``, relative."""
-    history, values = History(), [point.value]
+    """Yield points that descend until one has ``arrived``, or a step gains less than it is ``worth``, relative.
+
+    A ``history`` of earlier steps leads the first ones; those made here join it.
+    """
+    history, values = history or History(), [point.value]
     for _ in range(steps):
         if arrived(point):
             return

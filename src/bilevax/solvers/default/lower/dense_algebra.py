@@ -196,7 +196,8 @@ class DenseAlgebra(Learning):
             return None
         if self._space is None or self._space[0] is not expansion:
             parts = expansion.inverse_mixed, expansion.inverse_rows, expansion.slope, expansion.compliance
-            self._space = expansion, row_space(*parts, upper.curvature)
+            curvature = (upper.own_block(of, by) for of, by in ("xx", "xy", "yy"))
+            self._space = expansion, row_space(*parts, *curvature)
         return self._space[1]
 
     def _factor(self, expansion: Expansion, give: np.ndarray) -> DenseFactor:
@@ -248,6 +249,11 @@ class DenseAlgebra(Learning):
         if not balls:
             self._cached = (hessian, mixed, expansion)
         return expansion
+
+    def forget(self) -> None:
+        """Give up the last model if its compliance is a product: that is made in the time of a look at the rows."""
+        if self._cached is not None and isinstance(self._cached[2].compliance, Product):
+            self._cached = self._last = None
 
     @functools.cached_property
     def _thin(self) -> sp.csr_matrix | None:

@@ -43,18 +43,19 @@ def row_space(
     inverse_rows: np.ndarray,
     slope: np.ndarray,
     compliance: np.ndarray,
-    curvature: np.ndarray,
+    of_x: np.ndarray,
+    of_both: np.ndarray,
+    of_y: np.ndarray,
 ) -> RowSpace:
     """Return the space of a problem.
 
-    ``curvature`` is the second derivative of f in (x, y); the inverses are H^-1 times the mixed derivative of g and
-    times the constraints' normals.
+    The second derivatives of f are those in x, in x and y, and in y; the inverses are H^-1 times the mixed derivative
+    of g and times the constraints' normals.
     """
     n_x = inverse_mixed.shape[1]
     answer = np.empty((len(inverse_mixed), n_x + inverse_rows.shape[1]), order="F")
     np.negative(inverse_mixed, out=answer[:, :n_x])
     np.negative(inverse_rows, out=answer[:, n_x:])
-    of_y = curvature[n_x:, n_x:]
     with clock.work(len(of_y) ** 3 / 3):
         factor, failed = lapack.dpotrf(of_y.T, clean=1)
     product = len(of_y) * answer.size  # operations of a triangle times the answer, or of half a square of it
@@ -67,8 +68,8 @@ def row_space(
         with clock.work(len(half) * half.shape[1] ** 2):
             hessian = half.T @ half
     with clock.work(2 * n_x * answer.size):
-        cross = curvature[:n_x, n_x:] @ answer
+        cross = of_both @ answer
     hessian[:n_x] += cross
     hessian[:, :n_x] += cross.T
-    hessian[:n_x, :n_x] += curvature[:n_x, :n_x]
+    hessian[:n_x, :n_x] += of_x
     return RowSpace(answer, slope, compliance, hessian)

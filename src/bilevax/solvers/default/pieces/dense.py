@@ -124,6 +124,11 @@ class DensePieces:
     def polished(self, point: ExactPoint, trust: DenseTrust) -> None:
         """Return None: points are as exact as they can be."""
 
+    def forget(self) -> None:
+        """Give up what is as large as the rows and quickly made again, before work that holds as much itself."""
+        self._expanded = None
+        self.algebra.forget()
+
     def _expand(self, point: ExactPoint) -> Expansion:
         if self._expanded is None or self._expanded[0] is not point:
             there = self.flat.lower_derivatives(point.x, point.y)

@@ -9,9 +9,11 @@ import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
+import scipy.sparse.linalg as spl
 
 from bilevax._support import clock, full
 from bilevax._support.elimination import eliminates
+from bilevax._support.heap import give_back
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.default.programs.cholesky import factorise, lifted
 from bilevax.solvers.default.programs.convexify import convexified, is_full
@@ -41,6 +43,7 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
     """Minimise f over (x, y) from a point that satisfies the rows; None where no minimum was found."""
     if (found := _of_large_quadratic(flat, x, y)) is not None:
         return found
+    give_back(len(x) + len(y))
     rows, point = joint_rows(flat), np.concatenate([x, y])
     value_at = lambda v: flat.value("upper", v[: flat.n_x], v[flat.n_x :])
     value, convex, known, hessian, dense = value_at(point), True, None, None, None
@@ -53,6 +56,7 @@ def high_point_relaxation(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> Hi
             if large and (known is not None or not is_full(curvature)):
                 return None  # dearer than the whole search
             hessian, shifted = convexified(curvature)
+            give_back(len(point))
             suits = not rows.balls and (is_full(curvature) or SIZES.smallest_full < len(point) <= RELAXATION.few)
             dense = (hessian.toarray(), rows.matrix.toarray()) if suits else None
             known, convex = curvature, convex and not shifted
@@ -97,11 +101,12 @@ def _of_large_quadratic(flat: FlatProblem, x: np.ndarray, y: np.ndarray) -> High
         return None
     clock.check()
     try:
-        factor = factorise(quadratic.curvature)
+        factor = factorise(quadratic.own_curvature(), overwrite=True)
     except np.linalg.LinAlgError:
         return None
     gradient, steps = np.concatenate(quadratic.gradients(x, y)), rows.around(point)
-    step = solve_by_rows(quadratic.curvature, gradient, full.as_array(steps.matrix), steps.lower, steps.upper, factor)
+    hessian = spl.LinearOperator((len(point), len(point)), matvec=quadratic.times, dtype=float)  # pyright: ignore
+    step = solve_by_rows(hessian, gradient, full.as_array(steps.matrix), steps.lower, steps.upper, factor)
     if step is None or np.abs(step).max() > RELAXATION.reach * (1 + np.abs(point).max()):
         return None
     end = point + step

@@ -85,7 +85,7 @@ def solve_qp(
 
 
 def solve_by_rows(
-    hessian: np.ndarray,
+    hessian: Any,
     gradient: np.ndarray,
     matrix: np.ndarray,
     lower: np.ndarray,
@@ -95,7 +95,8 @@ def solve_by_rows(
     """Minimise as `solve_qp` does, over an active set to which violated rows are added; None where it is degenerate.
 
     Of many rows few matter: those violated by the minimiser under the rows found so far join them, until none is. The
-    answer is proven by the KKT conditions. The Hessian's ``factor`` may be known.
+    answer is proven by the KKT conditions. Where the Hessian's ``factor`` is known, what multiplies by the Hessian will
+    do for it.
     """
     program = _Program(hessian, gradient, matrix, lower, upper, ())
     equal, equalities = program.equal, int(program.equal.sum())

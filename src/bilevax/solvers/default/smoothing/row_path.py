@@ -5,6 +5,7 @@ of the smoothed objective need no products but those with the Hessian of f there
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
@@ -20,11 +21,21 @@ from bilevax.solvers.default.settings import ALGEBRA
 from bilevax.solvers.default.smoothing.central_path import Barrier, CentralPath, SmoothState
 
 
+class RowPathState(NamedTuple):
+    """What `CentralPath` learns, and the quasi-Newton pairs of the last stage."""
+
+    radius: float
+    pairs: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+
 class RowPath(CentralPath):
     """The smoothed objective around an exact point; what fails here is left to `CentralPath`."""
 
+    State = RowPathState
+
     def __init__(self, lower: CentralLower, start: CentralPoint, first: Barrier, space: RowSpace, around: ExactPoint):
         super().__init__(lower, start, first)
+        self.pairs: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
         self._space, self._around = space, around
         self._gradient = space.gradient(*lower.flat.gradients("upper", around.x, around.y))
         self._free = -around.slack + space.compliance @ around.multiplier  # the constraints' values without multipliers

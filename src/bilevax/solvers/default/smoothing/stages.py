@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.quasi_newton import Objective, SmoothPoint, quasi_newton, slope
+from bilevax.solvers.default.quasi_newton import History, Objective, SmoothPoint, quasi_newton, slope
 from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.diary import Diary
 
@@ -34,6 +34,12 @@ class Oracle(Objective, Protocol):
     def advance(self, point: SmoothPoint, stiff: SmoothPoint) -> tuple[SmoothPoint, Any]:
         """Return where the next stage starts and its smoothing, given the last point and its tightened twin."""
         ...
+
+
+class Remembering(Oracle, Protocol):
+    """An oracle that knows the steps and changes of the gradient of the stage before."""
+
+    pairs: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
 class Followed(NamedTuple):
@@ -109,6 +115,17 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
 
 def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen twentyfold."""
+    yield from _descent(oracle, upper, point, History())
+
+
+def remembering_descent(oracle: Remembering, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
+    """Yield the same with the pairs of the stage before: without them a first step is three times too long."""
+    history = History(oracle.pairs)
+    yield from _descent(oracle, upper, point, history)
+    oracle.pairs = tuple(history.pairs)
+
+
+def _descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint, history: History) -> Iterator[SmoothPoint]:
     target = SMOOTHING.fall * max(slope(upper, point), 1e-6 * (1 + float(np.linalg.norm(point.gradient))))
     arrived = lambda p: slope(upper, p) <= target
-    yield from quasi_newton(oracle, upper, point, arrived, SMOOTHING.steps, SMOOTHING.worth)
+    yield from quasi_newton(oracle, upper, point, arrived, SMOOTHING.steps, SMOOTHING.worth, history)
