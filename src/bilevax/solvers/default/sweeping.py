@@ -1,14 +1,14 @@
 """The search without factorisations: smoothing by the sweeps of `first_order`, exact pieces where the size allows."""
 
-import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.base import Snapshot
+from bilevax.solvers.default.finish import Finish
 from bilevax.solvers.default.first_order.oracle import PairOracle
-from bilevax.solvers.default.phases import descend, land, snapshot
+from bilevax.solvers.default.phases import snapshot
 from bilevax.solvers.default.pieces.dense import dense_pieces
 from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
@@ -22,34 +22,28 @@ def search_by_sweeps(
 ) -> Iterator[Snapshot]:
     """Yield a snapshot after each step; the last one is the answer.
 
-    If ``dense`` matrices are possible, it tries after each stage to finish exactly, and stops once that works.
+    If ``dense`` matrices are possible, it tries from each point to finish exactly, and stops once that works.
     """
     if diary.empty:
         yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
-    pieces = dense_pieces(flat, upper, x, y) if dense else None
-    if pieces is not None:
+    finish = None
+    if dense:
+        pieces = dense_pieces(flat, upper, x, y)
         diary.learner(lambda: pieces.algebra)
+        finish = diary.learner(lambda: Finish(pieces, rtol))
     oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
-    best, converged, last, stages = None, False, None, 0
+    last, stages = None, 0
     for step in follow(oracle, upper, SMOOTHING.stages, diary):
         last, stages = step.point, stages + step.ended
         if step.is_step:
             yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
-        if pieces is None or not step.ended:
-            continue
-        landed = diary.once(f"landing {stages}", functools.partial(land, pieces, last.x, last.y))
-        if landed is None:
-            continue
-        descent = descend(pieces, landed, rtol, oracle.sweeps)
-        point, finished = yield from diary.phase(f"exact descent {stages}", descent)
-        again = best is not None and abs(point.value - best.value) <= 1e-9 * (1 + abs(best.value))
-        if best is None or (finished, -point.value) > (converged, -best.value):
-            best, converged = point, finished
-        if (converged or again) and best.value <= oracle.promise(last):
-            break
+        if finish is not None:
+            yield from finish.attempt(last, oracle.sweeps)
+            if finish.agreed(last) or (step.ended and finish.kept(oracle.promise(last))):
+                break
     sweeps = diary.once("sweeps", lambda: oracle.sweeps)
-    if best is not None:
-        yield snapshot(best, "answer", sweeps)._replace(final=True, converged=converged)
+    if finish is not None and finish.best is not None:
+        yield snapshot(finish.best, "answer", sweeps)._replace(final=True, converged=finish.converged)
     elif last is None:
         yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=sweeps)
     else:

@@ -37,7 +37,7 @@ class Oracle(Objective, Protocol):
 
 
 class Followed(NamedTuple):
-    """A point on the way: a step just made, or where a stage has come to, once it ``ended`` with its smoothing done."""
+    """A point on the way: where a stage begins, a step just made, or where it ``ended`` with its smoothing done."""
 
     point: SmoothPoint
     is_step: bool
@@ -93,6 +93,7 @@ def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> G
     point = oracle.evaluate(stage.start.x, stage.smoothing, stage.start)
     if point is None:
         return Stage(None, None)
+    yield Followed(point, is_step=False)
     steps = 0
     for step in descent(oracle, upper, point):
         yield Followed(step, is_step=True)
