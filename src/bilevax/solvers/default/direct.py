@@ -105,7 +105,7 @@ class Direct:
         if self.pieces.rows.inequality.any():
             for step in self.follow(diary.learner(functools.partial(self.path, start))):
                 reached = step.point.x, step.point.y
-                if step.is_step:
+                if step.event == "step":
                     yield Snapshot(*reached, "smooth descent", step.point.value, exact=False)
         if start is not None and np.array_equal(reached[0], start.x):
             return None

@@ -1,17 +1,34 @@
-"""Exact descent tried from one point of the smooth descent after the other, until its answers agree."""
+"""Exact descent, tried from one point of the smooth descent after the other until its answers agree."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from bilevax.solvers.base import Snapshot
+from bilevax.solvers.default.first_order.oracle import PairOracle
 from bilevax.solvers.default.first_order.settings import FIRST_ORDER
 from bilevax.solvers.default.phases import descend, land
 from bilevax.solvers.default.pieces.dense import DensePieces
 from bilevax.solvers.default.pieces.point import ExactPoint
+from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.quasi_newton import SmoothPoint, slope
+from bilevax.solvers.default.smoothing.stages import smooth_descent
 from bilevax.solvers.diary import Learning
+
+
+class Answer(NamedTuple):
+    """The best exact point, None where there is none, whether no descent is left there, and whether it is ``enough``.
+
+    If it is not, less smoothing may lead to a better one.
+    """
+
+    point: ExactPoint | None
+    converged: bool
+    enough: bool
+
+
+NOTHING_FOUND = Answer(None, False, False)
 
 
 class FinishState(NamedTuple):
@@ -38,7 +55,7 @@ class FinishState(NamedTuple):
 
 
 class Finish(Learning):
-    """Exact descents, which cost no sweeps, from the points that the smooth descent comes to."""
+    """Exact descents, which take no sweeps, from the points that the smooth descent comes to."""
 
     State = FinishState
 
@@ -47,10 +64,18 @@ class Finish(Learning):
         self.best, self.converged, self.tried = None, False, None
         self.value, self.agreeing, self.first_slope = np.inf, 0, np.inf
 
+    def descent(self, oracle: PairOracle, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
+        """Yield points of a smooth descent, up to one at which exact descents agree."""
+        steps = smooth_descent(oracle, upper, point)
+        while not self._agreed(point):
+            step = next(steps, None)
+            if step is None:
+                return
+            yield step
+            point = step
+
     def attempt(self, point: SmoothPoint, sweeps: int) -> Generator[Snapshot, None, None]:
-        """Descend exactly from the smoothed answer at a new x, and keep the best answer."""
-        if self.tried is not None and np.array_equal(point.x, self.tried):
-            return
+        """Descend exactly from where the smooth descent is, and keep the best answer."""
         if self.tried is None:
             self.first_slope = slope(self.pieces.upper, point)
         self.tried, before, self.value = point.x, self.value, np.inf
@@ -59,21 +84,24 @@ class Finish(Learning):
             return
         found, finished = yield from descend(self.pieces, landed, self.rtol, sweeps)
         self.value = found.value
-        self.agreeing = self.agreeing + 1 if self._near(before) else 1
+        self.agreeing = self.agreeing + 1 if self._came_to(before) else 1
         if self.best is None or (finished, -found.value) > (self.converged, -self.best.value):
             self.best, self.converged = found, finished
 
-    def agreed(self, point: SmoothPoint) -> bool:
-        """Return whether so many descents came to one answer that a longer smooth descent would hardly change it."""
+    def sum_up(self, point: SmoothPoint, oracle: PairOracle) -> Generator[Snapshot, None, Answer]:
+        """Return the answer at the end of a stage: enough if exact descents agree, or if it is as good as promised."""
+        if self.tried is None or not np.array_equal(point.x, self.tried):
+            yield from self.attempt(point, oracle.sweeps)
+        if self.best is None:
+            return NOTHING_FOUND
+        settled = self.converged or (self.agreeing > 1 and self._came_to(self.best.value))
+        enough = self._agreed(point) or (settled and self.best.value <= oracle.promise(point))
+        return Answer(self.best, self.converged, enough)
+
+    def _agreed(self, point: SmoothPoint) -> bool:
+        """Return whether a longer smooth descent would hardly lead to another answer."""
         fallen = slope(self.pieces.upper, point) <= FIRST_ORDER.agreement_fall * self.first_slope
         return self.best is not None and self.agreeing >= FIRST_ORDER.agreement and fallen
 
-    def kept(self, promise: float) -> bool:
-        """Return whether the answer at the end of a stage holds what the smoothed objective promises."""
-        if self.best is None or self.best.value > promise:
-            return False
-        return self.converged or (self.agreeing > 1 and self._near(self.best.value))
-
-    def _near(self, value: float) -> bool:
-        """Return whether the last descent came to that value."""
+    def _came_to(self, value: float) -> bool:
         return abs(self.value - value) <= FIRST_ORDER.agreement_accuracy * (1 + abs(value))

@@ -6,14 +6,14 @@ import numpy as np
 
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.base import Snapshot
-from bilevax.solvers.default.finish import Finish
+from bilevax.solvers.default.finish import NOTHING_FOUND, Finish
 from bilevax.solvers.default.first_order.oracle import PairOracle
 from bilevax.solvers.default.phases import snapshot
 from bilevax.solvers.default.pieces.dense import dense_pieces
 from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from bilevax.solvers.default.settings import SMOOTHING
-from bilevax.solvers.default.smoothing.stages import follow
+from bilevax.solvers.default.smoothing.stages import follow, smooth_descent
 from bilevax.solvers.diary import Diary
 
 
@@ -32,22 +32,29 @@ def search_by_sweeps(
         diary.learner(lambda: pieces.algebra)
         finish = diary.learner(lambda: Finish(pieces, rtol))
     oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
-    last, stages = None, 0
-    for step in follow(oracle, upper, SMOOTHING.stages, diary):
-        last, stages = step.point, stages + step.ended
-        if step.is_step:
+    descent = smooth_descent if finish is None else finish.descent
+    last, answer, ends, done = None, NOTHING_FOUND, 0, 0
+    for step in follow(oracle, upper, SMOOTHING.stages, diary, descent):
+        if step.event == "done":
+            done += 1
+            continue
+        last = step.point
+        if step.event == "step":
             yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
-        if finish is not None:
+        if finish is not None and step.event != "reached":
             yield from finish.attempt(last, oracle.sweeps)
-            if finish.agreed(last) or (step.ended and finish.kept(oracle.promise(last))):
+        elif finish is not None:
+            ends += 1
+            answer = yield from diary.phase(f"answer {ends}", finish.sum_up(last, oracle))
+            if answer.enough:
                 break
     sweeps = diary.once("sweeps", lambda: oracle.sweeps)
-    if finish is not None and finish.best is not None:
-        yield snapshot(finish.best, "answer", sweeps)._replace(final=True, converged=finish.converged)
+    if answer.point is not None:
+        yield snapshot(answer.point, "answer", sweeps)._replace(final=True, converged=answer.converged)
     elif last is None:
         yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=sweeps)
     else:
         # Softened rows leave x slightly beyond where the lower level is feasible.
         x = settled(flat, upper, last.x)
-        answer = Snapshot(x, last.y, "answer", last.value, exact=False, final=True, sweeps=sweeps)
-        yield answer._replace(converged=stages == SMOOTHING.stages)
+        smooth = Snapshot(x, last.y, "answer", last.value, exact=False, final=True, sweeps=sweeps)
+        yield smooth._replace(converged=done == SMOOTHING.stages)

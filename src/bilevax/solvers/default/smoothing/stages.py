@@ -5,8 +5,9 @@ There are two: `central_path`, which factorises, and `first_order`, which only a
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,21 +38,29 @@ class Oracle(Objective, Protocol):
 
 
 class Followed(NamedTuple):
-    """A point on the way: where a stage begins, a step just made, or where it ``ended`` with its smoothing done."""
+    """A point on the way, and what happened there.
+
+    A stage *begins*, makes a *step*, has *reached* its end, and is *done* once less smoothing is known to agree: until
+    then it may have to be repeated at a higher price of infeasibility. Who has seen enough goes no further.
+    """
 
     point: SmoothPoint
-    is_step: bool
-    ended: bool = False
+    event: Literal["begins", "step", "reached", "done"]
+
+
+class Reached(NamedTuple):
+    """Where a stage has come to, None where there is no smoothed objective, and after how many ``steps``."""
+
+    point: SmoothPoint | None
+    steps: int
 
 
 class Stage(NamedTuple):
-    """What a stage came to: the point it ``reached``, and from where and with what smoothing to go on, if at all."""
+    """From where and with what smoothing a stage starts, if at all, and whether the one before is ``done``."""
 
-    reached: SmoothPoint | None
     start: SmoothPoint | None
     smoothing: Any = None
-    ended: bool = False
-    steps: int = 0
+    done: bool = False
 
 
 Descent = Callable[[Any, UpperSet, SmoothPoint], Iterator[SmoothPoint]]
@@ -69,43 +78,50 @@ def follow(
 
     After as many steps as there is ``patience`` no stage follows: with less smoothing it takes even more of them.
     """
-    stage, ended, steps = diary.once("stage 0", lambda: _first_stage(oracle)), 0, 0
+    stage, done, steps = diary.once("stage 0", lambda: _first_stage(oracle)), 0, 0
     for number in range(1, 3 * stages + 1):
-        if stage.start is None or ended == stages:
+        if stage.start is None or done == stages or steps >= patience:
             return
-        stage = yield from diary.phase(f"stage {number}", _stage(oracle, upper, stage, descent or smooth_descent))
-        ended, steps = ended + stage.ended, steps + stage.steps
-        if stage.reached is not None:
-            yield Followed(stage.reached, is_step=False, ended=stage.ended)
-        if steps >= patience:
+        reached = yield from diary.phase(f"stage {number}", _descend(oracle, upper, stage, descent or smooth_descent))
+        point, steps = reached.point, steps + reached.steps
+        if point is None:
             return
+        yield Followed(point, "reached")
+        stage = diary.once(f"after stage {number}", functools.partial(_next_stage, oracle, point))
+        if stage.done:
+            done += 1
+            yield Followed(point, "done")
 
 
 def _first_stage(oracle: Oracle) -> Stage:
     point = oracle.begin()
     smoothing = None if point is None else dataclasses.replace(point.smoothing, kappa=oracle.price(point))
-    return Stage(None, point, smoothing)
+    return Stage(point, smoothing)
 
 
-def _stage(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> Generator[Followed, None, Stage]:
-    """Descend with the smoothing at hand, and tell where to go on and with what smoothing."""
+def _descend(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) -> Generator[Followed, None, Reached]:
+    """Descend with the smoothing at hand."""
     assert stage.start is not None
-    point = oracle.evaluate(stage.start.x, stage.smoothing, stage.start)
+    point, steps = oracle.evaluate(stage.start.x, stage.smoothing, stage.start), 0
     if point is None:
-        return Stage(None, None)
-    yield Followed(point, is_step=False)
-    steps = 0
+        return Reached(None, steps)
+    yield Followed(point, "begins")
     for step in descent(oracle, upper, point):
-        yield Followed(step, is_step=True)
+        yield Followed(step, "step")
         point, steps = step, steps + 1
+    return Reached(point, steps)
+
+
+def _next_stage(oracle: Oracle, point: SmoothPoint) -> Stage:
+    """Tell where to go on after a stage, and with what smoothing."""
     stiff = oracle.tighten(point)
     if stiff is None:
-        return Stage(point, None)
+        return Stage(None)
     if stiff.multiplier.max(initial=0.0) > SMOOTHING.growing * point.multiplier.max(initial=0.0):
         # Multipliers that grow as the softness shrinks tell that the lower level is infeasible at x: kappa was too low.
         kappa = max(SMOOTHING.dearer * point.smoothing.kappa, oracle.price(point))
-        return Stage(point, point, dataclasses.replace(point.smoothing, kappa=kappa))
-    return Stage(point, *oracle.advance(point, stiff), ended=True, steps=steps)
+        return Stage(point, dataclasses.replace(point.smoothing, kappa=kappa))
+    return Stage(*oracle.advance(point, stiff), done=True)
 
 
 def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
