@@ -245,7 +245,7 @@ def test_every_learner_of_the_default_declares_its_state():
             for _ in settings.get("solver", bx.Default()).search(flat, np.asarray(x0), None, 1e-6, diary=Spy()):
                 pass
     kinds = {type(made).__name__ for made, _ in seen}
-    assert kinds == {"FlatProblem", "DenseAlgebra", "CentralLower", "CentralPath", "PairOracle", "Finish"}
+    assert kinds == {"FlatProblem", "DenseAlgebra", "CentralLower", "CentralPath", "PairOracle"}
     for made, before in seen:
         changed = {name for name in before if not name.startswith("_") and vars(made)[name] is not before[name]}
         assert changed <= set(made.state._fields), (type(made), changed)

@@ -135,7 +135,7 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
 
     def stages(path: CentralPath) -> Iterator[Followed]:
         count = SMOOTHING.quadratic_stages if isinstance(path, RowPath) else SMOOTHING.stages
-        return follow(path, upper, count, diary)
+        return follow(path, upper, count, diary, smooth_descent)
 
     return Direct(pieces, path, stages)
 

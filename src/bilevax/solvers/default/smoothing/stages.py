@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.quasi_newton import Objective, SmoothPoint, quasi_newton, slope
+from bilevax.solvers.default.quasi_newton import Objective, SmoothPoint, Trail, go_on, quasi_newton, slope, trail
 from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.diary import Diary
 
@@ -40,12 +40,14 @@ class Oracle(Objective, Protocol):
 class Followed(NamedTuple):
     """A point on the way, and what happened there.
 
-    A stage *begins*, makes a *step*, has *reached* its end, and is *done* once less smoothing is known to agree: until
-    then it may have to be repeated at a higher price of infeasibility. Who has seen enough goes no further.
+    A *step* is seen when it is made, and not again when a diary tells of it. Between phases of the diary the descent
+    *pauses*: where a stage begins and after each step, if steps are phases, and where a stage has *reached* its end. It
+    is *done* once less smoothing is known to agree: until then it may have to be repeated at a higher price of
+    infeasibility. Who has seen enough goes no further.
     """
 
     point: SmoothPoint
-    event: Literal["begins", "step", "reached", "done"]
+    event: Literal["step", "pauses", "reached", "done"]
 
 
 class Reached(NamedTuple):
@@ -74,15 +76,19 @@ def follow(
     descent: Descent | None = None,
     patience: float = np.inf,
 ) -> Iterator[Followed]:
-    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage; each stage is a phase of the diary.
+    """Follow the smoothed minimiser while the smoothing shrinks tenfold a stage.
 
-    After as many steps as there is ``patience`` no stage follows: with less smoothing it takes even more of them.
+    Each stage is a phase of the diary; without a ``descent``, that of `quasi_newton` is made, each step a phase. After
+    as many steps as there is ``patience`` no stage follows: with less smoothing it takes even more of them.
     """
     stage, done, steps = diary.once("stage 0", lambda: _first_stage(oracle)), 0, 0
     for number in range(1, 3 * stages + 1):
         if stage.start is None or done == stages or steps >= patience:
             return
-        reached = yield from diary.phase(f"stage {number}", _descend(oracle, upper, stage, descent or smooth_descent))
+        if descent is None:
+            reached = yield from _step_by_step(oracle, upper, stage, diary, f"stage {number}")
+        else:
+            reached = yield from diary.phase(f"stage {number}", _descend(oracle, upper, stage, descent))
         point, steps = reached.point, steps + reached.steps
         if point is None:
             return
@@ -103,13 +109,42 @@ def _descend(oracle: Oracle, upper: UpperSet, stage: Stage, descent: Descent) ->
     """Descend with the smoothing at hand."""
     assert stage.start is not None
     point, steps = oracle.evaluate(stage.start.x, stage.smoothing, stage.start), 0
+    if point is not None:
+        for step in descent(oracle, upper, point):
+            yield Followed(step, "step")
+            point, steps = step, steps + 1
+    return Reached(point, steps)
+
+
+def _step_by_step(
+    oracle: Oracle, upper: UpperSet, stage: Stage, diary: Diary, name: str
+) -> Generator[Followed, None, Reached]:
+    """Descend with the smoothing at hand, a phase of the diary a step."""
+    start = stage.start
+    assert start is not None
+    point, steps = diary.once(name, lambda: oracle.evaluate(start.x, stage.smoothing, start)), 0
     if point is None:
         return Reached(None, steps)
-    yield Followed(point, "begins")
-    for step in descent(oracle, upper, point):
-        yield Followed(step, "step")
-        point, steps = step, steps + 1
-    return Reached(point, steps)
+    arrived, gone = _arrived(upper, point), trail(point)
+    while True:
+        yield Followed(gone.point, "pauses")
+        if steps == SMOOTHING.steps:
+            break
+        steps += 1
+        farther = yield from diary.phase(f"{name}, step {steps}", _one_step(oracle, upper, gone, arrived))
+        if farther is None:
+            break
+        gone = farther
+    return Reached(gone.point, steps)
+
+
+def _one_step(
+    oracle: Oracle, upper: UpperSet, gone: Trail, arrived: Callable[[SmoothPoint], bool]
+) -> Generator[Followed, None, Trail | None]:
+    farther = go_on(oracle, upper, gone, arrived, SMOOTHING.worth)
+    if farther is not None:
+        yield Followed(farther.point, "step")
+    return farther
 
 
 def _next_stage(oracle: Oracle, point: SmoothPoint) -> Stage:
@@ -126,6 +161,10 @@ def _next_stage(oracle: Oracle, point: SmoothPoint) -> Stage:
 
 def smooth_descent(oracle: Oracle, upper: UpperSet, point: SmoothPoint) -> Iterator[SmoothPoint]:
     """Yield points that descend on the smoothed objective, until its projected gradient has fallen twentyfold."""
+    yield from quasi_newton(oracle, upper, point, _arrived(upper, point), SMOOTHING.steps, SMOOTHING.worth)
+
+
+def _arrived(upper: UpperSet, point: SmoothPoint) -> Callable[[SmoothPoint], bool]:
+    """Return whether a point has come to the end of a stage that began at another."""
     target = SMOOTHING.fall * max(slope(upper, point), 1e-6 * (1 + float(np.linalg.norm(point.gradient))))
-    arrived = lambda p: slope(upper, p) <= target
-    yield from quasi_newton(oracle, upper, point, arrived, SMOOTHING.steps, SMOOTHING.worth)
+    return lambda p: slope(upper, p) <= target
