@@ -1,19 +1,17 @@
 """The search without factorisations: smoothing by the sweeps of `first_order`, exact pieces where the size allows."""
 
-import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from bilevax.model.flat import FlatProblem
 from bilevax.solvers.base import Snapshot
-from bilevax.solvers.default.answers import Answers
+from bilevax.solvers.default.attempts import Attempts
 from bilevax.solvers.default.first_order.oracle import PairOracle
-from bilevax.solvers.default.phases import descend, land, snapshot
+from bilevax.solvers.default.phases import snapshot
 from bilevax.solvers.default.pieces.dense import dense_pieces
 from bilevax.solvers.default.programs.feasible import settled
 from bilevax.solvers.default.programs.upper_set import UpperSet
-from bilevax.solvers.default.quasi_newton import slope
 from bilevax.solvers.default.settings import SMOOTHING
 from bilevax.solvers.default.smoothing.stages import follow, smooth_descent
 from bilevax.solvers.diary import Diary
@@ -28,29 +26,31 @@ def search_by_sweeps(
     """
     if diary.empty:
         yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
-    pieces = dense_pieces(flat, upper, x, y) if dense else None
-    if pieces is not None:
+    attempts = None
+    if dense:
+        pieces = dense_pieces(flat, upper, x, y)
         diary.learner(lambda: pieces.algebra)
+        attempts = Attempts(pieces, rtol)
     oracle = diary.learner(lambda: PairOracle(flat, upper, x, y))
-    found, last, tries, done = Answers(), None, 0, 0
+    last, tried, pauses, done = None, None, 0, 0
     for step in follow(oracle, upper, SMOOTHING.stages, diary, None if dense else smooth_descent):
         last, done = step.point, done + (step.event == "done")
         if step.event == "step":
             yield Snapshot(last.x, last.y, "smooth descent", last.value, exact=False, sweeps=oracle.sweeps)
-        if pieces is not None and step.event == "pauses":
-            tries += 1
-            landed = diary.once(f"landing {tries}", functools.partial(land, pieces, last.x, last.y))
-            if landed is not None:
-                descent = descend(pieces, landed, rtol, oracle.sweeps)
-                landed = yield from diary.phase(f"exact descent {tries}", descent)
-            found.add(landed, slope(upper, last))
-            if found.agree:
+        if attempts is None or step.event not in ("pauses", "reached"):
+            continue
+        if last is not tried and (step.event == "reached" or attempts.affordable(pauses)):
+            name, tried = f"exact descent {len(attempts.made) + 1}", last
+            attempts.made.append((yield from diary.phase(name, attempts.descend(last, oracle.sweeps))))
+            if attempts.agree:
                 break
-        if step.event == "reached" and found.settled and found.value <= oracle.promise(last):
+        if step.event == "reached" and attempts.settled(oracle.promise(last)):
             break
+        pauses += step.event == "pauses"
     sweeps = diary.once("sweeps", lambda: oracle.sweeps)
-    if found.best is not None:
-        yield snapshot(found.best, "answer", sweeps)._replace(final=True, converged=found.converged)
+    best = None if attempts is None else attempts.best
+    if best is not None:
+        yield snapshot(best[0], "answer", sweeps)._replace(final=True, converged=best[1])
     elif last is None:
         yield Snapshot(x, y, "answer", np.inf, final=True, sweeps=sweeps)
     else:
