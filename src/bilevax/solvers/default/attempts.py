@@ -62,11 +62,8 @@ class Attempts:
         """Whether a longer smooth descent would hardly lead to another answer."""
         last = self.made[-FIRST_ORDER.agreement :]
         fallen = last[-1].slope <= FIRST_ORDER.agreement_fall * self.made[0].slope
-        return (
-            fallen
-            and len(last) == FIRST_ORDER.agreement
-            and all(_same(attempt.answer, last[0].answer) for attempt in last)
-        )
+        same = all(_same(attempt.answer, last[0].answer) for attempt in last)
+        return fallen and same and len(last) == FIRST_ORDER.agreement
 
     def settled(self, promise: float) -> bool:
         """Return whether the best answer is as good as promised, and no descent is left there as far as can be told."""
@@ -85,7 +82,7 @@ def _same(one: ExactPoint | None, other: ExactPoint | None) -> bool:
 
 def _joins(point: ExactPoint, earlier: Attempt) -> bool:
     """Return whether a descent has come so near to the answer of an earlier one that it would end there."""
-    if earlier.answer is None or not earlier.finished:
+    if earlier.answer is None or not earlier.finished or point.value < earlier.answer.value:
         return False
     x = earlier.answer.x
     return float(np.linalg.norm(point.x - x)) <= FIRST_ORDER.joining * (1 + float(np.linalg.norm(x)))

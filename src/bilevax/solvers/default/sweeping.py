@@ -22,7 +22,7 @@ def search_by_sweeps(
 ) -> Iterator[Snapshot]:
     """Yield a snapshot after each step; the last one is the answer.
 
-    If ``dense`` matrices are possible, it tries from each point to finish exactly, and stops once the answers agree.
+    If ``dense`` matrices are possible, it tries between steps to finish exactly, and stops once the answers agree.
     """
     if diary.empty:
         yield Snapshot(x, y, "start", np.inf, exact=False, sweeps=0)
