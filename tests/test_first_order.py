@@ -41,6 +41,7 @@ def test_random_quadratics_are_certified(options):
     assert solution.success, solution.message
 
 
+@pytest.mark.slow
 def test_ends_once_exact_descents_agree():
     problem, _ = random_quadratic(upper="quadratic")
     solution = bx.solve(problem, np.zeros(3), solver=SOLVER)
