@@ -13,8 +13,10 @@ from bilevax.driver import verdict
 from bilevax.model.flat import FlatProblem
 from bilevax.problems.quadratic import random_quadratic
 from bilevax.problems.toy import LOCAL_MINIMA, toy
+from bilevax.solvers.default.attempts import Attempt, Attempts
 from bilevax.solvers.default.first_order import oracle as first_order
 from bilevax.solvers.default.first_order import sweeps as first_order_sweeps
+from bilevax.solvers.default.pieces.point import ExactPoint
 from bilevax.solvers.default.programs.upper_set import UpperSet
 from known import present
 from stopwatch import Stopwatch
@@ -37,6 +39,45 @@ def test_random_quadratics_are_certified(options):
     problem, _ = random_quadratic(3, 6, 4, upper="quadratic", seed=1, with_theta_bar=False, **options)
     solution = bx.solve(problem, np.zeros(3), solver=SOLVER)
     assert solution.success, solution.message
+
+
+@pytest.mark.slow
+def test_ends_once_exact_descents_agree():
+    problem, _ = random_quadratic(upper="quadratic")
+    solution = bx.solve(problem, np.zeros(3), solver=SOLVER)
+    phases, sweeps = list(solution.history["phase"]), solution.history["sweeps"]
+    last_smooth = max(index for index, phase in enumerate(phases) if phase == "smooth descent")
+    assert phases.index("exact descent") < last_smooth < len(phases) - 2
+    assert sweeps[last_smooth] == solution.stats["sweeps"]  # none after the point from which the last one began
+    assert solution.value == pytest.approx(np.nanmin(solution.history["best"]), rel=1e-12)
+
+
+def _attempts(*outcomes):
+    """Exact descents that came to values in so many steps, None for none, from points of these slopes."""
+    attempts = Attempts(cast(Any, None), 1e-6)
+    for value, steps, slope in outcomes:
+        answer = None if value is None else ExactPoint(np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), value)
+        attempts.made.append(Attempt(answer, True, steps, slope))
+    return attempts
+
+
+def test_answers_agree_only_where_the_smooth_descent_has_come_far():
+    assert _attempts((2.0, 3, 1.0), (2.0, 3, 0.2)).agree
+    assert not _attempts((2.0, 3, 1.0), (2.0, 3, 0.9)).agree
+    assert not _attempts((2.0, 3, 1.0), (2.1, 3, 0.2)).agree
+    assert not _attempts((2.0, 3, 1.0), (None, 0, 0.2)).agree
+    assert not _attempts((2.0, 3, 0.1)).agree
+    best = _attempts((2.0, 3, 1.0), (2.1, 3, 0.2), (2.1, 3, 0.2)).best
+    assert best is not None
+    assert best[0].value == 2.0
+
+
+def test_exact_descents_take_no_more_work_than_the_smooth_one():
+    attempts = _attempts((2.0, 9, 1.0), (2.1, 3, 0.2))
+    assert not attempts.affordable(5)
+    assert attempts.affordable(6)
+    assert _attempts((2.0, 3, 1.0)).settled(2.5)
+    assert not _attempts((2.0, 3, 1.0)).settled(1.5)
 
 
 def test_agrees_with_the_direct_variant():

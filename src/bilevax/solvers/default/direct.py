@@ -105,7 +105,7 @@ class Direct:
         if self.pieces.rows.inequality.any():
             for step in self.follow(diary.learner(functools.partial(self.path, start))):
                 reached = step.point.x, step.point.y
-                if step.is_step:
+                if step.event == "step":
                     yield Snapshot(*reached, "smooth descent", step.point.value, exact=False)
         if start is not None and np.array_equal(reached[0], start.x):
             return None
@@ -136,7 +136,7 @@ def densely(flat: FlatProblem, upper: UpperSet, x: np.ndarray, y: np.ndarray, di
     def stages(path: CentralPath) -> Iterator[Followed]:
         if isinstance(path, RowPath):
             return follow(path, upper, SMOOTHING.quadratic_stages, diary, remembering_descent)
-        return follow(path, upper, SMOOTHING.stages, diary)
+        return follow(path, upper, SMOOTHING.stages, diary, smooth_descent)
 
     return Direct(pieces, path, stages)
 

@@ -91,6 +91,25 @@ def slope(upper: UpperSet, point: SmoothPoint) -> float:
     return float(np.linalg.norm(upper.project(point.x - point.gradient) - point.x))
 
 
+@dataclasses.dataclass(frozen=True)
+class Trail:
+    """A descent as far as it has come: all that its next step depends on.
+
+    ``pairs`` are those of `History`, ``values`` the objective's since the smoothing last changed, and ``stuck`` tells
+    that the last step gained next to nothing.
+    """
+
+    point: SmoothPoint
+    pairs: tuple[tuple[np.ndarray, np.ndarray], ...]
+    values: tuple[float, ...]
+    stuck: bool
+
+
+def trail(point: SmoothPoint, pairs: tuple[tuple[np.ndarray, np.ndarray], ...] = ()) -> Trail:
+    """Return the beginning of a descent; the ``pairs`` of an earlier one lead its first steps."""
+    return Trail(point, pairs, (point.value,), stuck=False)
+
+
 def quasi_newton(
     objective: Objective,
     upper: UpperSet,
@@ -98,33 +117,50 @@ def quasi_newton(
     arrived: Callable[[SmoothPoint], bool],
     steps: int,
     worth: float,
-    history: History | None = None,
 ) -> Iterator[SmoothPoint]:
-    """Yield points that descend until one has ``arrived``, or a step gains less than it is ``worth``, relative.
+    """Yield points that descend until one has ``arrived``, or a step gains less than it is ``worth``, relative."""
+    for gone in trails(objective, upper, trail(point), arrived, steps, worth):
+        yield gone.point
 
-    A ``history`` of earlier steps leads the first ones; those made here join it.
-    """
-    history, values = history or History(), [point.value]
+
+def trails(
+    objective: Objective,
+    upper: UpperSet,
+    gone: Trail,
+    arrived: Callable[[SmoothPoint], bool],
+    steps: int,
+    worth: float,
+) -> Iterator[Trail]:
+    """Yield the trail after each step; see `quasi_newton`."""
     for _ in range(steps):
-        if arrived(point):
+        farther = go_on(objective, upper, gone, arrived, worth)
+        if farther is None:
             return
+        gone = farther
+        yield gone
+
+
+def go_on(
+    objective: Objective, upper: UpperSet, gone: Trail, arrived: Callable[[SmoothPoint], bool], worth: float
+) -> Trail | None:
+    """Return the trail one step longer, None where it ends; see `quasi_newton`."""
+    if gone.stuck:
+        return None
+    point, history, values = gone.point, History(gone.pairs), gone.values
+    refitted = objective.refit(point) if len(values) > 1 else None
+    if refitted is not None:
+        point, values = refitted, (refitted.value,)
+    while not arrived(point):
         found = _search(objective, point, _path(upper, point, history), max(values[-5:]))
-        if found is None:
-            if not history.pairs:
-                return
-            history.pairs.clear()
-            point = objective.refine(point)
-            continue
-        history.add(found.x - point.x, found.gradient - point.gradient)
-        stuck = point.value - found.value <= worth * (1 + abs(point.value)) and len(values) > 5
-        point = found
-        values.append(point.value)
-        yield point
-        if stuck:
-            return
-        refitted = objective.refit(point)
-        if refitted is not None:
-            point, values = refitted, [refitted.value]
+        if found is not None:
+            history.add(found.x - point.x, found.gradient - point.gradient)
+            stuck = point.value - found.value <= worth * (1 + abs(point.value)) and len(values) > 5
+            return Trail(found, tuple(history.pairs), (*values, found.value), stuck)
+        if not history.pairs:
+            return None
+        history.pairs.clear()
+        point = objective.refine(point)
+    return None
 
 
 def _path(upper: UpperSet, point: SmoothPoint, history: History) -> Callable[[float], np.ndarray]:

@@ -35,6 +35,16 @@ class FirstOrderSettings:
     # What is added to the bound on Phi near a point, relative to 1 + the bound.
     promise_margin: float = 1e-3
 
+    # Exact descent is tried from points of the smooth descent where it is possible. Once so many in a row have come to
+    # the same value, to this accuracy, and the projected gradient has fallen to this part, that is the answer.
+    agreement: int = 2
+    agreement_accuracy: float = 1e-6
+    agreement_fall: float = 0.3
+    # Exact descents may take so many steps for each step of the smooth descent,
+    exact_steps: float = 2.0
+    # and end where they come so near to the x of an earlier answer.
+    joining: float = 1e-2
+
     # Step sizes: variables up to which A and g's Hessian are measured exactly, and random signs for more of them.
     probes: int = 64
     # Rows of A shorter than this, relative to the longest, are zero.
