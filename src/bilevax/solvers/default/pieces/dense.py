@@ -19,11 +19,11 @@ from bilevax.solvers.default.lower.domain import Domain, find_domain
 from bilevax.solvers.default.lower.row_space import RowSpace
 from bilevax.solvers.default.lower.rows import stack_rows
 from bilevax.solvers.default.pieces.descent import Promises, Step
-from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, ExactPoint, Units, classify
+from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, INACTIVE, ExactPoint, Units, classify
 from bilevax.solvers.default.pieces.row_steps import RowSteps, row_steps
 from bilevax.solvers.default.programs.box import box_step
 from bilevax.solvers.default.programs.cholesky import refined_solver
-from bilevax.solvers.default.programs.complementarity import independent_rows
+from bilevax.solvers.default.programs.complementarity import dependent_rows, independent_rows
 from bilevax.solvers.default.programs.convexify import convex_model
 from bilevax.solvers.default.programs.quadratic import solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
@@ -99,17 +99,22 @@ class DensePieces:
         """Return the point with the sides of its constraints.
 
         Of dependent active constraints a basis is kept as equations. The rest count as biactive, so that their
-        multipliers may change: multipliers that are not unique need no readings of their own.
+        multipliers may change.
         """
-        sides = classify(point, self.units(point), self.rows.inequality, EXACT.biactive)
+        sides = self._sides(point)
         active = np.flatnonzero(sides == ACTIVE)
         basis = independent_rows(self._expand(point).compliance, active)
         sides[np.setdiff1d(active[self.rows.inequality[active]], basis)] = BIACTIVE
         return [(point, sides)]
 
     def other_readings(self, point: ExactPoint, promises: Promises) -> Iterable[tuple[ExactPoint, np.ndarray]]:
-        """Return none: see `readings`."""
-        return []
+        """Return the point with all constraints biactive whose multipliers are not unique: any of them may open."""
+        sides = self._sides(point)
+        changing = dependent_rows(self._expand(point).compliance, np.flatnonzero(sides != INACTIVE))
+        changing = changing[self.rows.inequality[changing]]
+        opened = np.any(sides[changing] == ACTIVE)
+        sides[changing] = BIACTIVE
+        return [(point, sides)] if opened else []
 
     def model(self, point: ExactPoint, trust: DenseTrust) -> "_Model":
         """Return the model of f around a point."""
@@ -123,6 +128,9 @@ class DensePieces:
 
     def polished(self, point: ExactPoint, trust: DenseTrust) -> None:
         """Return None: points are as exact as they can be."""
+
+    def _sides(self, point: ExactPoint) -> np.ndarray:
+        return classify(point, self.units(point), self.rows.inequality, EXACT.biactive)
 
     def _expand(self, point: ExactPoint) -> Expansion:
         if self._expanded is None or self._expanded[0] is not point:

@@ -146,6 +146,18 @@ def independent_rows(compliance: AnyCompliance, rows: np.ndarray, kept: int = 0)
     return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
 
+def dependent_rows(compliance: AnyCompliance, rows: np.ndarray) -> np.ndarray:
+    """Return those of the rows that others of them add up to: their multipliers are not unique."""
+    basis = independent_rows(compliance, rows)
+    others = np.setdiff1d(rows, basis)
+    if not len(others):
+        return others
+    sizes = np.sqrt(compliance.diagonal())
+    parts = refined_solver(compliance[np.ix_(basis, basis)])(compliance[np.ix_(basis, others)])
+    used = np.abs(parts) * sizes[basis][:, None] > np.sqrt(PROGRAMS.zero) * sizes[others]
+    return np.concatenate([others, basis[used.any(axis=1)]])
+
+
 def _pivot(
     compliance: AnyCompliance, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
