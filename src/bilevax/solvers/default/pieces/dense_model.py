@@ -12,7 +12,7 @@ from bilevax._support.division import positive
 from bilevax.solvers.default.lower.dense_algebra import Expansion
 from bilevax.solvers.default.pieces.descent import Step
 from bilevax.solvers.default.pieces.point import ACTIVE, BIACTIVE, INACTIVE, ExactPoint
-from bilevax.solvers.default.programs.box import box_step
+from bilevax.solvers.default.programs.box import box_program
 from bilevax.solvers.default.programs.cholesky import refined_solver
 from bilevax.solvers.default.programs.complementarity import independent_rows
 from bilevax.solvers.default.programs.convexify import convex_model
@@ -233,7 +233,7 @@ class DenseModel:
         high: np.ndarray,
         rows: list[tuple[np.ndarray, Any, Any]],
     ) -> np.ndarray | None:
-        """Return the minimiser within bounds and X, if that is a box; None unless it satisfies the rows, too.
+        """Return the minimiser within the rows, bounds and X, if that is a box; None where many rows bind.
 
         Small programs are left to an interior point, which ends in the middle of what the model cannot tell apart: from
         there a descent sees beyond a region in which Phi is flat.
@@ -245,8 +245,8 @@ class DenseModel:
         low[: len(x)] = np.minimum(np.maximum(low[: len(x)], upper.lower - x), 0.0)
         high[: len(x)] = np.maximum(np.minimum(high[: len(x)], upper.upper - x), 0.0)
         hessian, gradient = model
-        v = box_step(gradient, hessian, low / unit, high / unit)
-        if v is None:
-            return None
-        images = [(matrix @ (v * unit), below, above) for matrix, below, above in rows]
-        return v if all(np.all((image >= below) & (image <= above)) for image, below, above in images) else None
+        matrix, lower, upper = (
+            np.concatenate([np.broadcast_to(row[part], row[0].shape[: 2 if part == 0 else 1]) for row in rows])
+            for part in range(3)
+        )
+        return box_program(gradient, hessian, low / unit, high / unit, (matrix * unit, lower, upper))
