@@ -100,8 +100,8 @@ class DensePieces:
 
     def other_readings(self, point: ExactPoint, promises: Promises) -> Iterable[tuple[ExactPoint, np.ndarray]]:
         """Return the point with all constraints biactive whose multipliers are not unique: any of them may open."""
-        sides = self._sides(point)
-        changing = dependent_rows(self._expand(point).compliance, np.flatnonzero(sides != INACTIVE))
+        sides, expansion = self._sides(point), self._expand(point)
+        changing = dependent_rows(expansion.compliance, np.flatnonzero(sides != INACTIVE), expansion.B)
         changing = changing[self.rows.inequality[changing]]
         opened = np.any(sides[changing] == ACTIVE)
         sides[changing] = BIACTIVE

@@ -119,7 +119,9 @@ def exact_descent(
     """
     trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
     seen_slope = None
-    for _ in range(EXACT.iterations):
+    idle = 0  # steps since one gained something
+    while idle < EXACT.iterations:
+        idle += 1
         size = 1 + abs(point.value)
         rounding, worth = pieces.resolution * size, EXACT.worth * rtol * size
         last_look = crawled == EXACT.crawl
@@ -128,7 +130,9 @@ def exact_descent(
             # A step that f cannot tell is no reason to leave out the multipliers that are still to come.
             least = worth if last_look else rounding
             promises = functools.partial(_promises, pieces, trust, rtol, least)
-            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point, promises), least)
+            others = _look(pieces, point, trust, rtol, pieces.other_readings(point, promises), least)
+            # Where points are exact whatever their multipliers, a program without an answer changes nothing.
+            seen = seen if others.step is None and pieces.lands_anywhere else others
         step, trial = seen.step, seen.trial
         seen_slope = seen_slope if step is None else step.slope
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
@@ -150,6 +154,7 @@ def exact_descent(
         gain = point.value - trial.value
         slope = step.slope if step.predicted <= rounding else np.inf
         crawled = crawled + trust.crawling if gain <= worth and not last_look else 0
+        idle = 0 if gain > worth else idle
         trust = trust.after_success(step.length, gain / size, gain / positive(step.predicted))
         before, point = point, trial
         small = step.predicted <= 1e-2 * rtol**2 * size

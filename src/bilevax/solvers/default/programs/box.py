@@ -100,7 +100,7 @@ def box_program(
             along[free] = -solve_factored(factor, slope[free] + inside.T @ change[moving])
         except np.linalg.LinAlgError:
             return None
-        before = model(v) + price @ excess
+        before, trial, answer = model(v) + price @ excess, price, v
         for length in _LENGTHS:
             trial = price + length * change
             trial = np.where(equal | (sign * trial > 0.0), trial, 0.0)
