@@ -269,14 +269,19 @@ def _steps(
     yield from sorted(held, key=lambda step: -step.predicted)
 
 
-def _branches(step: Step, units: Units, both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _branches(step: Step, units: Units, both: np.ndarray) -> list[np.ndarray]:
     """Return other sides for constraints that have ``both`` slack and multiplier at the end of a step.
 
-    All of them on the sides they lean to, or the worst of them alone on the other side.
+    All of them on the sides they lean to, or the worst of them alone on the other side. If few are biactive, it is also
+    alone on the side it leans to: then no piece is left out.
     """
     leans = step.end.multiplier / units.multiplier > step.end.slack / units.slack
     leaning = np.where(leans, ACTIVE, INACTIVE).astype(np.int8)
     against, along = step.sides.copy(), np.where(both > 0, leaning, step.sides)
     worst = int(np.argmax(both))
     against[worst] = -leaning[worst]
-    return along, against
+    if np.count_nonzero(step.sides == BIACTIVE) > EXACT.few_biactive:
+        return [along, against]
+    alone = step.sides.copy()
+    alone[worst] = leaning[worst]
+    return [along, against, alone]
