@@ -137,7 +137,7 @@ def exact_descent(
         seen_slope = seen_slope if step is None else step.slope
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
-        if finished and step is not None and not (last_look or pieces.lands_anywhere):
+        if finished and step is not None and not last_look:
             crawled = EXACT.crawl  # with these multipliers: the others are still to come
             continue
         if finished or (last_look and step is None):
@@ -159,11 +159,9 @@ def exact_descent(
         before, point = point, trial
         small = step.predicted <= 1e-2 * rtol**2 * size
         done = small and step.length <= rtol * (1 + np.abs(before.x).max(initial=0.0)) and step.slope <= 0.1 * rtol
-        if done and not pieces.lands_anywhere:  # on these multipliers: the others are looked at once more
-            crawled, done = EXACT.crawl, False
-        yield point, done, seen_slope
-        if done:
-            return
+        if done:  # on these multipliers: the others are looked at once more
+            crawled = EXACT.crawl
+        yield point, False, seen_slope
     else:
         return
     polished = pieces.polished(point, trust)
