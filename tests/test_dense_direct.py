@@ -13,7 +13,10 @@ from bilevax.problems.quadratic import random_quadratic
 from bilevax.solvers.default.lower import dense_algebra
 from bilevax.solvers.default.lower.central import CentralLower
 from bilevax.solvers.default.lower.path_in_rows import central_in_rows
-from bilevax.solvers.default.pieces.dense import dense_pieces
+from bilevax.solvers.default.pieces.dense import DenseTrust, dense_pieces
+from bilevax.solvers.default.pieces.descent import Step, exact_descent
+from bilevax.solvers.default.pieces.point import ExactPoint, Units
+from bilevax.solvers.default.programs.box import box_program
 from bilevax.solvers.default.programs.convexify import convex_model
 from bilevax.solvers.default.programs.quadratic import solve_by_rows, solve_qp
 from bilevax.solvers.default.programs.upper_set import UpperSet
@@ -51,6 +54,21 @@ def test_tiny_programs_are_solved_as_exactly_as_others():
     assert whole is not None
     assert tiny is not None
     np.testing.assert_allclose(1e13 * tiny, whole, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_box_with_a_few_rows_is_solved_by_their_prices(seed):
+    hessian, gradient, matrix, lower, upper = _program(seed, size=40, count=6)
+    lower, upper = np.minimum(lower, -0.1), np.maximum(upper, 0.1)
+    if seed % 2:
+        lower[0] = upper[0] = 0.0
+    low, high = -np.linspace(0.1, 2.0, 40), np.full(40, 1.0)
+    found = box_program(gradient, hessian, low, high, (matrix, lower, upper))
+    everything = np.vstack([matrix, np.eye(40)]), np.append(lower, low), np.append(upper, high)
+    expected = solve_qp(hessian, gradient, *everything)
+    assert found is not None
+    assert expected is not None
+    np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
 def test_programs_without_an_answer_by_rows_are_left_to_others():
@@ -228,3 +246,51 @@ def test_where_g_had_to_be_lifted_the_end_is_without_the_lift():
     )
     solution = bx.solve(net, [2.0, -2.0])
     assert solution.success, solution.message
+
+
+def test_dependent_rows_pass_their_multipliers_on_before_a_descent_ends():
+    # More rows are active than there are y: another multiplier vector has another row open, and Phi falls there.
+    random = np.random.default_rng(3)
+
+    def drawn(size):
+        labels = np.where(random.random(size) < 0.15, 1.0, -1.0)
+        labels[:2] = 1.0, -1.0
+        return bx.datasets.Dataset(random.standard_normal((size, 2)) + labels[:, None] / np.sqrt(2), labels)
+
+    solution = bx.solve(bx.problems.svm(drawn(14), drawn(10), flat=True), np.full(14, 3.0))
+    assert solution.success, solution.message
+    assert solution.value <= 16.1027853
+
+
+class _Slow:
+    """Pieces of x squared, each of whose steps goes a twentieth of the way."""
+
+    resolution, lands_anywhere = 1e-14, True
+    units = staticmethod(lambda point: Units(1.0, 1.0))
+    trust = staticmethod(lambda point, rtol: DenseTrust(1.0, 1.0))
+    readings = staticmethod(lambda point: [(point, np.zeros(0, np.int8))])
+    other_readings = staticmethod(lambda point, promises: [])
+    arrive = staticmethod(lambda step: step.end)
+    polished = staticmethod(lambda point, trust: None)
+
+    def model(self, point, trust):
+        """Return itself, at the point."""
+        self.point = point
+        return self
+
+    def solve(self, sides):
+        """Return the step."""
+        x = self.point.x
+        end = _at(0.95 * x)
+        return Step(end, sides, self.point.value - end.value, float(0.05 * x[0]), float(x[0]))
+
+
+def _at(x):
+    return ExactPoint(x, np.zeros(0), np.zeros(0), np.zeros(0), float(x @ x))
+
+
+def test_a_descent_goes_on_as_long_as_it_gains():
+    steps = list(exact_descent(_Slow(), _at(np.ones(1)), 1e-6))
+    assert len(steps) > 200
+    assert steps[-1][1]
+    assert steps[-1][0].x[0] < 1e-5

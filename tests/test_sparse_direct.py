@@ -341,15 +341,12 @@ def test_a_chain_that_starts_at_the_minimiser_of_g_is_certified():
 
 
 def test_steps_in_a_box_are_those_of_the_quadratic_program():
-    random, found = np.random.default_rng(0), 0
+    random = np.random.default_rng(0)
     for _ in range(20):
         root, gradient = random.standard_normal((12, 12)) * np.logspace(-1, 0, 12), random.standard_normal(12)
         hessian, low, high = root.T @ root, -random.random(12), random.random(12)
-        step = box_step(gradient, hessian, low, high)
-        if step is not None:
-            found += 1
-            np.testing.assert_allclose(step, present(solve_qp(hessian, gradient, np.eye(12), low, high)), atol=1e-7)
-    assert found >= 10
+        step = present(box_step(gradient, hessian, low, high))
+        np.testing.assert_allclose(step, present(solve_qp(hessian, gradient, np.eye(12), low, high)), atol=1e-7)
 
 
 def test_the_high_point_relaxation_is_taken_where_the_lower_level_agrees():

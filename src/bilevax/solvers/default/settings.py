@@ -119,7 +119,7 @@ class Exact:
     feasible: float = 1e-8  # violation that an exact point may have, relative
     biactive: float = 1e-7  # multipliers and slacks up to this, in their units, are zero
     torn: float = 1e-8  # slack and multiplier up to this, in their units, are not both there
-    iterations: int = 100
+    iterations: int = 100  # in a row that gain nothing
     programs: int = 40  # at one point; a fifth of it once a step was found, if
     few_biactive: int = 12  # more constraints than these are biactive,
     sparse_programs: int = 4  # and no more than these if matrices are sparse
@@ -193,6 +193,8 @@ class Programs:
     zero: float = 1e-11  # values and multipliers of complementarity problems that count as zero, relative
     contradiction: float = 1e-8  # a gap that no multiplier closes, relative: the rows contradict each other
     box_rounds: int = 60  # of projected Newton steps in a box
+    few_rows: int = 20  # that bind besides a box: their prices are found by Newton's method,
+    prices: int = 30  # in so many steps
     smallest_box: int = 50  # variables of a step from which on such steps are tried before an interior point
 
 

@@ -119,7 +119,9 @@ def exact_descent(
     """
     trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
     seen_slope = None
-    for _ in range(EXACT.iterations):
+    idle = 0  # steps since one gained something
+    while idle < EXACT.iterations:
+        idle += 1
         size = 1 + abs(point.value)
         rounding, worth = pieces.resolution * size, EXACT.worth * rtol * size
         last_look = crawled == EXACT.crawl
@@ -128,12 +130,14 @@ def exact_descent(
             # A step that f cannot tell is no reason to leave out the multipliers that are still to come.
             least = worth if last_look else rounding
             promises = functools.partial(_promises, pieces, trust, rtol, least)
-            seen = _look(pieces, point, trust, rtol, pieces.other_readings(point, promises), least)
+            others = _look(pieces, point, trust, rtol, pieces.other_readings(point, promises), least)
+            # Where points are exact whatever their multipliers, a program without an answer changes nothing.
+            seen = seen if others.step is None and pieces.lands_anywhere else others
         step, trial = seen.step, seen.trial
         seen_slope = seen_slope if step is None else step.slope
         # Steps that f is too coarse to tell are worth taking while the slope falls; then it is rounding, too.
         finished = seen.settled if step is None else step.predicted <= rounding and step.slope > 0.5 * slope
-        if finished and step is not None and not (last_look or pieces.lands_anywhere):
+        if finished and step is not None and not last_look:
             crawled = EXACT.crawl  # with these multipliers: the others are still to come
             continue
         if finished or (last_look and step is None):
@@ -150,15 +154,14 @@ def exact_descent(
         gain = point.value - trial.value
         slope = step.slope if step.predicted <= rounding else np.inf
         crawled = crawled + trust.crawling if gain <= worth and not last_look else 0
+        idle = 0 if gain > worth else idle
         trust = trust.after_success(step.length, gain / size, gain / positive(step.predicted))
         before, point = point, trial
         small = step.predicted <= 1e-2 * rtol**2 * size
         done = small and step.length <= rtol * (1 + np.abs(before.x).max(initial=0.0)) and step.slope <= 0.1 * rtol
-        if done and not pieces.lands_anywhere:  # on these multipliers: the others are looked at once more
-            crawled, done = EXACT.crawl, False
-        yield point, done, seen_slope
-        if done:
-            return
+        if done:  # on these multipliers: the others are looked at once more
+            crawled = EXACT.crawl
+        yield point, False, seen_slope
     else:
         return
     polished = pieces.polished(point, trust)
@@ -264,14 +267,19 @@ def _steps(
     yield from sorted(held, key=lambda step: -step.predicted)
 
 
-def _branches(step: Step, units: Units, both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _branches(step: Step, units: Units, both: np.ndarray) -> list[np.ndarray]:
     """Return other sides for constraints that have ``both`` slack and multiplier at the end of a step.
 
-    All of them on the sides they lean to, or the worst of them alone on the other side.
+    All of them on the sides they lean to, or the worst of them alone on the other side. If few are biactive, it is also
+    alone on the side it leans to: then no piece is left out.
     """
     leans = step.end.multiplier / units.multiplier > step.end.slack / units.slack
     leaning = np.where(leans, ACTIVE, INACTIVE).astype(np.int8)
     against, along = step.sides.copy(), np.where(both > 0, leaning, step.sides)
     worst = int(np.argmax(both))
     against[worst] = -leaning[worst]
-    return along, against
+    if np.count_nonzero(step.sides == BIACTIVE) > EXACT.few_biactive:
+        return [along, against]
+    alone = step.sides.copy()
+    alone[worst] = leaning[worst]
+    return [along, against, alone]

@@ -146,6 +146,24 @@ def independent_rows(compliance: AnyCompliance, rows: np.ndarray, kept: int = 0)
     return np.concatenate([rows[:kept], np.sort(rows[kept:][pivots[:rank] - 1])])
 
 
+def dependent_rows(compliance: AnyCompliance, rows: np.ndarray, B: Any) -> np.ndarray:
+    """Return those of the rows that others of them add up to, in y but not in x, whose part ``B`` is.
+
+    Their multipliers are not unique, and it matters: ``B' multiplier`` is not, either.
+    """
+    basis = independent_rows(compliance, rows)
+    others = np.setdiff1d(rows, basis)
+    if not len(others):
+        return others
+    parts = refined_solver(compliance[np.ix_(basis, basis)])(compliance[np.ix_(basis, others)])
+    along = B @ np.random.default_rng(0).standard_normal(B.shape[1])  # a direction of x like any other
+    sum_of, size = along[basis] @ parts, np.abs(along[basis]) @ np.abs(parts)
+    differ = np.abs(along[others] - sum_of) > np.sqrt(PROGRAMS.zero) * (np.abs(along[others]) + size)
+    sizes, others, parts = np.sqrt(compliance.diagonal()), others[differ], parts[:, differ]
+    used = np.abs(parts) * sizes[basis][:, None] > np.sqrt(PROGRAMS.zero) * sizes[others]
+    return np.concatenate([others, basis[used.any(axis=1)]])
+
+
 def _pivot(
     compliance: AnyCompliance, free: np.ndarray, inequality: np.ndarray, active: np.ndarray, size: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
