@@ -120,6 +120,7 @@ class Exact:
     biactive: float = 1e-7  # multipliers and slacks up to this, in their units, are zero
     torn: float = 1e-8  # slack and multiplier up to this, in their units, are not both there
     iterations: int = 100  # in a row that gain nothing
+    far: float = 1e6  # times the size of the first value: an f that falls lower has no bound
     programs: int = 40  # at one point; a fifth of it once a step was found, if
     few_biactive: int = 12  # more constraints than these are biactive,
     sparse_programs: int = 4  # and no more than these if matrices are sparse

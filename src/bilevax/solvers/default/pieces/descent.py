@@ -119,7 +119,7 @@ def exact_descent(
     """
     trust, slope, crawled = pieces.trust(point, rtol), np.inf, 0
     seen_slope = None
-    idle = 0  # steps since one gained something
+    idle, lowest = 0, -EXACT.far * (1 + abs(point.value))  # steps since one gained something that may have an end
     while idle < EXACT.iterations:
         idle += 1
         size = 1 + abs(point.value)
@@ -154,7 +154,7 @@ def exact_descent(
         gain = point.value - trial.value
         slope = step.slope if step.predicted <= rounding else np.inf
         crawled = crawled + trust.crawling if gain <= worth and not last_look else 0
-        idle = 0 if gain > worth else idle
+        idle = 0 if gain > worth and trial.value > lowest else idle
         trust = trust.after_success(step.length, gain / size, gain / positive(step.predicted))
         before, point = point, trial
         small = step.predicted <= 1e-2 * rtol**2 * size
