@@ -23,10 +23,12 @@ from bilevax.driver.watch import Watch
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.data import Network
+from bilevax.problems.network.narrowing import Narrowed
 from bilevax.problems.network.restriction import whole
 from bilevax.problems.network.road_search import evaluated, search
-from bilevax.problems.network.settings import SOLVING
+from bilevax.problems.network.settings import NARROWING, SOLVING
 from bilevax.problems.network.smoothed import SmoothLoss
+from bilevax.problems.network.ways import Ways
 
 _LEAST_TIME = 1e-3  # seconds, where none are left
 
@@ -51,7 +53,7 @@ def solve_on_roads(
     with blas_threads(len(first)):
         found = _searched(small, points, watch) if np.all(small.existing > 0) else []
     watch.close()
-    best = _best(small, problem, found, watch) if found else _from_scratch(problem, points, watch)
+    best = _best(small, minimal_share, found, watch) if found else _from_scratch(problem, points, watch)
     if watch.ended is Status.INTERRUPTED and not best.success:  # by no callback of the user's
         told = best.message.replace(Status.CALLBACK.value, Status.INTERRUPTED.value)
         best = dataclasses.replace(best, status=Status.INTERRUPTED, message=told)
@@ -66,17 +68,40 @@ def solve_on_roads(
     )
 
 
-def _best(small: Contraction, problem: BilevelProblem, found: list[SmoothLoss], watch: Watch) -> Solution:
+def _best(small: Contraction, minimal_share: float, found: list[SmoothLoss], watch: Watch) -> Solution:
     """Return the answer next to the best point, or next to the first one whose answer is proven."""
     best: Solution | None = None
     for point in found[: SOLVING.most_judged]:
-        start = _as_solution(small, point)
-        solution = solve(problem, start.x, warm_start=start, **_asked(watch))
+        solution = _next_to(small, minimal_share, point, watch)
         best = solution if best is None or _rank(solution) > _rank(best) else best
         if best.success or watch.ended is not None or time.monotonic() >= watch.ends:
             break
     assert best is not None
     return best
+
+
+def _next_to(small: Contraction, minimal_share: float, point: SmoothLoss, watch: Watch) -> Solution:
+    """Return the answer next to a point, found without the flows that cannot matter there.
+
+    Flows that might matter next to that answer come back, and the search goes on with them.
+    """
+    at, pairs = point.at, len(small.part.pairs)
+    x, y, price = at.x, {"flow": at.y[:-pairs], "share": at.y[-pairs:]}, at.rows[small.conservation.shape[0] :]
+    value, steps, rounds = point.value, 0, 0
+    kept = Ways(small, price).excess <= NARROWING.margin
+    while True:
+        if rounds == NARROWING.rounds or kept.mean() > NARROWING.worth:
+            kept = np.ones(len(kept), bool)
+        narrowed = Narrowed(small, kept)
+        start = narrowed.start(x, y, price, value)
+        found = solve(narrowed.part.problem(minimal_share), start.x, warm_start=start, **_asked(watch))
+        missed, steps, rounds = narrowed.missed(found), steps + found.stats["steps"], rounds + 1
+        answer = narrowed.in_all(found, bool(missed.any()), minimal_share, watch.limits.rtol)
+        over = watch.ended is not None or time.monotonic() >= watch.ends
+        if over or not (missed.any() and found.certificate.proves_value):
+            return dataclasses.replace(answer, stats=answer.stats | {"steps": steps, "flows": int(kept.sum())})
+        x, y, price, value = np.asarray(answer.x), answer.y, np.asarray(answer.multipliers[-1]), answer.value
+        kept = kept | missed | (Ways(small, price).excess <= NARROWING.margin)
 
 
 def _from_scratch(problem: BilevelProblem, points: np.ndarray, watch: Watch) -> Solution:
@@ -134,22 +159,3 @@ def _searched(small: Contraction, points: np.ndarray, watch: Watch) -> list[Smoo
 
 def _sorted(found: Iterable[SmoothLoss]) -> list[SmoothLoss]:
     return sorted(found, key=lambda point: point.value)
-
-
-def _as_solution(small: Contraction, point: SmoothLoss) -> Solution:
-    """Return a point as something to go on from."""
-    at, conserved = point.at, small.conservation.shape[0]
-    flow, share = np.split(at.y, [-len(small.part.pairs)])
-    rows = (at.rows[:conserved], at.rows[conserved:])
-    return Solution(
-        x=at.x,
-        y={"flow": flow, "share": share},
-        value=point.value,
-        multipliers=rows if conserved else rows[1:],
-        status=Status.STALLED,
-        success=False,
-        message="",
-        certificate=None,
-        history={},
-        stats={},
-    )

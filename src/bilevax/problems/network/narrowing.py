@@ -1,0 +1,141 @@
+"""A contracted network without the flows that cannot matter next to a point, and what it tells of all of it.
+
+Where some flow is on no way that could be a shortest one, whichever prices the answer at x allows, it is zero in a
+whole neighbourhood of x: Phi of what is left is Phi there, and a certificate of what is left is one of the network.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+
+from bilevax.certificate.certificate import Certificate
+from bilevax.certificate.status import Status
+from bilevax.driver.solution import Solution
+from bilevax.problems.network.contraction import Contraction, contracted
+from bilevax.problems.network.settings import NARROWING
+from bilevax.problems.network.travellers import residuals
+from bilevax.problems.network.ways import Ways
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrowed:
+    """Some flows of a contracted network, those that are ``kept``, contracted once more as ``part``."""
+
+    small: Contraction
+    kept: np.ndarray
+
+    @functools.cached_property
+    def _own(self) -> np.ndarray:
+        """Which of the network's flows are left; those that equal their pair's share all are."""
+        kept = np.append(self.kept, np.ones(len(self.small.part.pairs), bool))
+        return (self.small.column >= 0) & kept[self.small.column]
+
+    @functools.cached_property
+    def part(self) -> Contraction:
+        """What is left."""
+        whole, own = self.small.part, self._own
+        return contracted(dataclasses.replace(whole, flow_link=whole.flow_link[own], flow_pair=whole.flow_pair[own]))
+
+    def start(self, x: np.ndarray, y: dict[str, np.ndarray], price: np.ndarray, value: float) -> Solution:
+        """Return a point of the network as something to go on from with what is left."""
+        ways = Ways(self.part, self.part.summed(self.small.split(price)))
+        return Solution(
+            x=self.part.capacities(self.small.links(x)),
+            y=self._flows_left(y),
+            value=value,
+            multipliers=ways.multipliers(),
+            status=Status.STALLED,
+            success=False,
+            message="",
+            certificate=None,
+            history={},
+            stats={},
+        )
+
+    def in_all(self, found: Solution, missed: bool, minimal_share: float, rtol: float) -> Solution:
+        """Return an answer of what is left as one of the network, and no success if flows were ``missed``."""
+        x = self.small.capacities(self.part.links(np.asarray(found.x)))
+        certificate = self._certificate_in_all(found.certificate, x, minimal_share)
+        certificate = dataclasses.replace(certificate, complete=certificate.complete and not missed)
+        changes: dict[str, Any] = {}
+        if found.success and not certificate.confirms(rtol):
+            status = Status.TIME_LIMIT if missed else Status.STALLED
+            message = f"{status.value} Not confirmed for all flows: {certificate.objection(rtol)}."
+            changes = {"status": status, "success": False, "message": message}
+        return dataclasses.replace(
+            found, x=x, y=certificate.y, multipliers=certificate.multipliers, certificate=certificate, **changes
+        )
+
+    def missed(self, found: Solution) -> np.ndarray:
+        """Return which flows that were left out might be used next to an answer, under some prices that it allows."""
+        if self.kept.all():
+            return np.zeros(len(self.kept), bool)
+        lengths, least = self._ways(found.certificate).lengths, Ways(self.small, self._least_prices(found))
+        longer = least.over_flows - lengths[self.small.pair[: len(self.kept)]]
+        return ~self.kept & ~(longer > NARROWING.clear)
+
+    def _certificate_in_all(self, certificate: Certificate, x: np.ndarray, minimal_share: float) -> Certificate:
+        """Return what is proven of the network at x: y is an answer as far as all of its rows and flows say."""
+        y, ways, left_out = self._flows_in_all(certificate.y), self._ways(certificate), np.count_nonzero(~self.kept)
+        stationarity, infeasibility, complementarity = residuals(ways, x, y, minimal_share)
+        slope, descent, unused = certificate.hypergradient, certificate.descent, self.small.part.network.cost
+        test = f"{certificate.stationarity_test}, {left_out} of {len(self.kept)} flows being zero all around"
+        return dataclasses.replace(
+            certificate,
+            y=y,
+            multipliers=ways.multipliers(),
+            lower_stationarity=max(certificate.lower_stationarity, stationarity),
+            lower_infeasibility=max(certificate.lower_infeasibility, infeasibility),
+            lower_complementarity=max(certificate.lower_complementarity, complementarity),
+            stationarity_test=test if left_out else certificate.stationarity_test,
+            hypergradient=None
+            if slope is None
+            else self._sums_in_all(np.asarray(slope), unused[self.small.part.links]),
+            descent=None
+            if descent is None
+            else descent._replace(x=self.small.capacities(self.part.links(np.asarray(descent.x)))),
+        )
+
+    def _ways(self, certificate: Certificate) -> Ways:
+        """Return the ways of all pairs under the prices of an answer of what is left."""
+        return Ways(self.small, self._sums_in_all(np.maximum(np.asarray(certificate.multipliers[-1]), 0.0)))
+
+    def _flows_left(self, y: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the flows and shares that are left of those of the network."""
+        every = self.small.all_flows(y)
+        return self.part.flows({"flow": every["flow"][self._own], "share": every["share"]})
+
+    def _flows_in_all(self, y: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the flows and shares of the network, given those that are left."""
+        every, own = self.part.all_flows(y), np.zeros(len(self._own))
+        own[self._own] = every["flow"]
+        return self.small.flows({"flow": own, "share": every["share"]})
+
+    def _sums_in_all(self, of_part: np.ndarray, unused: float | np.ndarray = 0.0) -> np.ndarray:
+        """Return prices or slopes of the network's capacities, given those that are left."""
+        return self.small.summed(self.part.split(of_part, unused))
+
+    def _least_prices(self, found: Solution) -> np.ndarray:
+        """Return prices that are not above any prices that an answer allows: 0 where these are not unique."""
+        part, certificate, x = self.part, found.certificate, np.asarray(found.x)
+        price = np.asarray(certificate.multipliers[-1])
+        y = np.concatenate([np.asarray(certificate.y[name]) for name in ("flow", "share")])
+        full = np.flatnonzero((price > 0) | (part.load @ y >= x - NARROWING.full * (1 + x)))
+        free = np.append(y[: -len(part.part.pairs)] > NARROWING.used, np.ones(len(part.part.pairs), bool))
+        # Prices differ by what adds nothing to the length of any way that is used.
+        rows = sp.csr_matrix(sp.vstack([part.conservation, part.load[full]]))[:, free]
+        random = np.random.default_rng(0).standard_normal(rows.shape[0])
+        eye, none = sp.eye(rows.shape[0]), -NARROWING.soft * sp.eye(rows.shape[1])
+        right = np.concatenate([random, np.zeros(rows.shape[1])])
+        change = spl.splu(sp.csc_matrix(sp.bmat([[eye, rows], [rows.T, none]]))).solve(right)[: len(random)]
+        unique = np.ones(len(price), bool)
+        unique[full] = np.abs(change[part.conservation.shape[0] :]) <= NARROWING.unique
+        # Nor is it known how much of a price is that of which link, if what was left out can tell them apart.
+        of_part, of_small = (each[self.part.group >= 0] for each in (self.part.group, self.small.group))
+        parts = sp.csr_matrix((np.ones(len(of_part)), (of_part, of_small)), (len(price), self.small.load.shape[0]))
+        alone = np.diff(parts.indptr) == 1
+        return self._sums_in_all(np.where(unique & alone, np.maximum(price, 0.0), 0.0))
