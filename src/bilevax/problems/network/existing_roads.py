@@ -23,12 +23,12 @@ from bilevax.driver.watch import Watch
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.data import Network
-from bilevax.problems.network.narrowing import Narrowed
+from bilevax.problems.network.narrowing import Design, Narrowed
 from bilevax.problems.network.restriction import whole
+from bilevax.problems.network.road_descent import Followed, descend
 from bilevax.problems.network.road_search import evaluated, search
 from bilevax.problems.network.settings import NARROWING, SOLVING
 from bilevax.problems.network.smoothed import SmoothLoss
-from bilevax.problems.network.ways import Ways
 
 _LEAST_TIME = 1e-3  # seconds, where none are left
 
@@ -86,22 +86,40 @@ def _next_to(small: Contraction, minimal_share: float, point: SmoothLoss, watch:
     Flows that might matter next to that answer come back, and the search goes on with them.
     """
     at, pairs = point.at, len(small.part.pairs)
-    x, y, price = at.x, {"flow": at.y[:-pairs], "share": at.y[-pairs:]}, at.rows[small.conservation.shape[0] :]
-    value, steps, rounds = point.value, 0, 0
-    kept = Ways(small, price).excess <= NARROWING.margin
+    price = at.rows[small.conservation.shape[0] :]
+    design = Design(at.x, {"flow": at.y[:-pairs], "share": at.y[-pairs:]}, price, point.value)
+    flows = len(at.y) - pairs
+    kept, steps = np.full(flows, flows <= NARROWING.few), 0
     while True:
-        if rounds == NARROWING.rounds or kept.mean() > NARROWING.worth:
-            kept = np.ones(len(kept), bool)
+        if not kept.all():
+            design, kept, steps = _descended(small, design, kept, steps, minimal_share, watch)
         narrowed = Narrowed(small, kept)
-        start = narrowed.start(x, y, price, value)
+        start = narrowed.start(design)
         found = solve(narrowed.part.problem(minimal_share), start.x, warm_start=start, **_asked(watch))
-        missed, steps, rounds = narrowed.missed(found), steps + found.stats["steps"], rounds + 1
+        missed, steps = narrowed.missed(found), steps + found.stats["steps"]
         answer = narrowed.in_all(found, bool(missed.any()), minimal_share, watch.limits.rtol)
         over = watch.ended is not None or time.monotonic() >= watch.ends
         if over or not (missed.any() and found.certificate.proves_value):
             return dataclasses.replace(answer, stats=answer.stats | {"steps": steps, "flows": int(kept.sum())})
-        x, y, price, value = np.asarray(answer.x), answer.y, np.asarray(answer.multipliers[-1]), answer.value
-        kept = kept | missed | (Ways(small, price).excess <= NARROWING.margin)
+        kept = kept | missed
+
+
+def _descended(
+    small: Contraction, design: Design, kept: np.ndarray, steps: int, minimal_share: float, watch: Watch
+) -> tuple[Design, np.ndarray, int]:
+    """Return where an exact descent leads, the flows that it needs, and its steps; as far as there is time."""
+    last = Followed(design, kept)
+    try:
+        with deadline(watch.ends):
+            for found in descend(small, last, minimal_share, watch.limits.rtol):
+                last = found
+                steps += 1
+                watch.look(0, None, None, {"phase": "exact descent", "upper": last.design.value})
+    except OutOfTime:
+        watch.ended = Status.TIME_LIMIT
+    except KeyboardInterrupt:
+        watch.ended = Status.INTERRUPTED
+    return last.design, last.kept, steps
 
 
 def _from_scratch(problem: BilevelProblem, points: np.ndarray, watch: Watch) -> Solution:

@@ -6,7 +6,7 @@ whole neighbourhood of x: Phi of what is left is Phi there, and a certificate of
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,6 +19,15 @@ from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.settings import NARROWING
 from bilevax.problems.network.travellers import residuals
 from bilevax.problems.network.ways import Ways
+
+
+class Design(NamedTuple):
+    """Capacities, flows and shares, prices and value of a contracted network."""
+
+    x: np.ndarray
+    y: dict[str, np.ndarray]
+    price: np.ndarray
+    value: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +49,14 @@ class Narrowed:
         whole, own = self.small.part, self._own
         return contracted(dataclasses.replace(whole, flow_link=whole.flow_link[own], flow_pair=whole.flow_pair[own]))
 
-    def start(self, x: np.ndarray, y: dict[str, np.ndarray], price: np.ndarray, value: float) -> Solution:
-        """Return a point of the network as something to go on from with what is left."""
-        ways = Ways(self.part, self.part.summed(self.small.split(price)))
+    def start(self, design: Design) -> Solution:
+        """Return a design as something to go on from with what is left."""
+        every = self.small.all_flows(design.y)
         return Solution(
-            x=self.part.capacities(self.small.links(x)),
-            y=self._flows_left(y),
-            value=value,
-            multipliers=ways.multipliers(),
+            x=self.part.capacities(self.small.links(design.x)),
+            y=self.part.flows({"flow": every["flow"][self._own], "share": every["share"]}),
+            value=design.value,
+            multipliers=Ways(self.part, self.part.summed(self.small.split(design.price))).multipliers(),
             status=Status.STALLED,
             success=False,
             message="",
@@ -56,10 +65,21 @@ class Narrowed:
             stats={},
         )
 
+    def in_network(self, x: np.ndarray, y: dict[str, np.ndarray], price: np.ndarray, value: float) -> Design:
+        """Return what was found with what is left as a design of the network."""
+        every, own = self.part.all_flows(y), np.zeros(len(self._own))
+        own[self._own] = every["flow"]
+        flows = self.small.flows({"flow": own, "share": every["share"]})
+        return Design(self._capacities(x), flows, self._sums(np.maximum(price, 0.0)), value)
+
+    def design(self, found: Solution) -> Design:
+        """Return an answer of what is left as a design of the network."""
+        return self.in_network(np.asarray(found.x), found.y, np.asarray(found.multipliers[-1]), found.value)
+
     def in_all(self, found: Solution, missed: bool, minimal_share: float, rtol: float) -> Solution:
         """Return an answer of what is left as one of the network, and no success if flows were ``missed``."""
-        x = self.small.capacities(self.part.links(np.asarray(found.x)))
-        certificate = self._certificate_in_all(found.certificate, x, minimal_share)
+        design = self.design(found)
+        certificate = self._certificate(found.certificate, design, minimal_share)
         certificate = dataclasses.replace(certificate, complete=certificate.complete and not missed)
         changes: dict[str, Any] = {}
         if found.success and not certificate.confirms(rtol):
@@ -67,55 +87,45 @@ class Narrowed:
             message = f"{status.value} Not confirmed for all flows: {certificate.objection(rtol)}."
             changes = {"status": status, "success": False, "message": message}
         return dataclasses.replace(
-            found, x=x, y=certificate.y, multipliers=certificate.multipliers, certificate=certificate, **changes
+            found,
+            x=design.x,
+            y=certificate.y,
+            multipliers=certificate.multipliers,
+            certificate=certificate,
+            **changes,
         )
 
     def missed(self, found: Solution) -> np.ndarray:
         """Return which flows that were left out might be used next to an answer, under some prices that it allows."""
         if self.kept.all():
             return np.zeros(len(self.kept), bool)
-        lengths, least = self._ways(found.certificate).lengths, Ways(self.small, self._least_prices(found))
-        longer = least.over_flows - lengths[self.small.pair[: len(self.kept)]]
+        now, least = Ways(self.small, self.design(found).price), Ways(self.small, self._least_prices(found))
+        longer = least.over_flows - now.lengths[self.small.pair[: len(self.kept)]]
         return ~self.kept & ~(longer > NARROWING.clear)
 
-    def _certificate_in_all(self, certificate: Certificate, x: np.ndarray, minimal_share: float) -> Certificate:
-        """Return what is proven of the network at x: y is an answer as far as all of its rows and flows say."""
-        y, ways, left_out = self._flows_in_all(certificate.y), self._ways(certificate), np.count_nonzero(~self.kept)
-        stationarity, infeasibility, complementarity = residuals(ways, x, y, minimal_share)
+    def _certificate(self, certificate: Certificate, design: Design, minimal_share: float) -> Certificate:
+        """Return what is proven of the network: y is an answer as far as all of its rows and flows say."""
+        ways, left_out = Ways(self.small, design.price), np.count_nonzero(~self.kept)
+        stationarity, infeasibility, complementarity = residuals(ways, design.x, design.y, minimal_share)
         slope, descent, unused = certificate.hypergradient, certificate.descent, self.small.part.network.cost
         test = f"{certificate.stationarity_test}, {left_out} of {len(self.kept)} flows being zero all around"
         return dataclasses.replace(
             certificate,
-            y=y,
+            y=design.y,
             multipliers=ways.multipliers(),
             lower_stationarity=max(certificate.lower_stationarity, stationarity),
             lower_infeasibility=max(certificate.lower_infeasibility, infeasibility),
             lower_complementarity=max(certificate.lower_complementarity, complementarity),
             stationarity_test=test if left_out else certificate.stationarity_test,
-            hypergradient=None
-            if slope is None
-            else self._sums_in_all(np.asarray(slope), unused[self.small.part.links]),
-            descent=None
-            if descent is None
-            else descent._replace(x=self.small.capacities(self.part.links(np.asarray(descent.x)))),
+            hypergradient=None if slope is None else self._sums(np.asarray(slope), unused[self.small.part.links]),
+            descent=None if descent is None else descent._replace(x=self._capacities(np.asarray(descent.x))),
         )
 
-    def _ways(self, certificate: Certificate) -> Ways:
-        """Return the ways of all pairs under the prices of an answer of what is left."""
-        return Ways(self.small, self._sums_in_all(np.maximum(np.asarray(certificate.multipliers[-1]), 0.0)))
+    def _capacities(self, x: np.ndarray) -> np.ndarray:
+        """Return the capacities of the network, given those that are left."""
+        return self.small.capacities(self.part.links(x))
 
-    def _flows_left(self, y: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the flows and shares that are left of those of the network."""
-        every = self.small.all_flows(y)
-        return self.part.flows({"flow": every["flow"][self._own], "share": every["share"]})
-
-    def _flows_in_all(self, y: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the flows and shares of the network, given those that are left."""
-        every, own = self.part.all_flows(y), np.zeros(len(self._own))
-        own[self._own] = every["flow"]
-        return self.small.flows({"flow": own, "share": every["share"]})
-
-    def _sums_in_all(self, of_part: np.ndarray, unused: float | np.ndarray = 0.0) -> np.ndarray:
+    def _sums(self, of_part: np.ndarray, unused: float | np.ndarray = 0.0) -> np.ndarray:
         """Return prices or slopes of the network's capacities, given those that are left."""
         return self.small.summed(self.part.split(of_part, unused))
 
@@ -138,4 +148,4 @@ class Narrowed:
         of_part, of_small = (each[self.part.group >= 0] for each in (self.part.group, self.small.group))
         parts = sp.csr_matrix((np.ones(len(of_part)), (of_part, of_small)), (len(price), self.small.load.shape[0]))
         alone = np.diff(parts.indptr) == 1
-        return self._sums_in_all(np.where(unique & alone, np.maximum(price, 0.0), 0.0))
+        return self._sums(np.where(unique & alone, np.maximum(price, 0.0), 0.0))

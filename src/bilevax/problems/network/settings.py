@@ -180,9 +180,11 @@ class NarrowingSettings:
     """Which flows are left out next to a point, and when they come back. What is `clear` decides about success."""
 
     # A flow is left out at first where its ways are longer by this than the pair's shortest one.
-    margin: float = 0.01
-    # Nothing is left out unless that leaves at most this part of the flows.
-    worth: float = 0.9
+    margin: float = 0.02
+    # Nothing is left out of so few flows.
+    few: int = 3000
+    # Ways that are longer by no more than this are used: flows on them come back at once.
+    noticed: float = 0.0
     # Whether a flow cannot matter: its ways are longer by this under all prices of the answer.
     clear: float = 1e-3
     # Flows above this are used, and capacities with less than this to spare are full, relative.
