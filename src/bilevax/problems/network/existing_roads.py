@@ -101,6 +101,7 @@ def _next_to(small: Contraction, minimal_share: float, point: SmoothLoss, watch:
         over = watch.ended is not None or time.monotonic() >= watch.ends
         if over or not (missed.any() and found.certificate.proves_value):
             return dataclasses.replace(answer, stats=answer.stats | {"steps": steps, "flows": int(kept.sum())})
+        design = narrowed.design(found) if answer.certificate.proves_value else design
         kept = kept | missed
 
 

@@ -180,7 +180,7 @@ class NarrowingSettings:
     """Which flows are left out next to a point, and when they come back. What is `clear` decides about success."""
 
     # A flow is left out at first where its ways are longer by this than the pair's shortest one.
-    margin: float = 0.02
+    margin: float = 0.01
     # Nothing is left out of so few flows.
     few: int = 3000
     # Ways that are longer by no more than this are used: flows on them come back at once.

@@ -53,4 +53,6 @@ def residuals(ways: Ways, x: np.ndarray, y: dict[str, np.ndarray], minimal_share
         0.0,
     )
     every = np.concatenate([multipliers, of_bounds])
-    return measure(at, rows, every[rows.kept] * rows.norms, np.zeros(0)).residuals
+    found = measure(at, rows, every[rows.kept] * rows.norms, np.zeros(0)).residuals
+    stationarity, infeasibility, complementarity = (part if np.isfinite(part) else np.inf for part in found)
+    return stationarity, infeasibility, complementarity
