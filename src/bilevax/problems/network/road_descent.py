@@ -20,7 +20,9 @@ from bilevax.problems.network.ways import Ways
 from bilevax.solvers.default.direct import sparsely
 from bilevax.solvers.default.phases import land
 from bilevax.solvers.default.pieces.descent import exact_descent
+from bilevax.solvers.default.pieces.sparse import SparsePieces
 from bilevax.solvers.default.programs.upper_set import UpperSet
+from bilevax.solvers.default.settings import EXACT
 from bilevax.solvers.diary import Diary
 
 
@@ -34,22 +36,22 @@ class Followed(NamedTuple):
 def descend(small: Contraction, last: Followed, minimal_share: float, rtol: float) -> Iterator[Followed]:
     """Yield designs of a contracted network on the way down from one, with the flows that were enough so far."""
     design, kept = last
-    kept = kept | (Ways(small, design.price).excess <= NARROWING.margin)
+    kept, drag = kept | (Ways(small, design.price).excess <= NARROWING.margin), EXACT.first_drag
     while True:
         yield Followed(design, kept)
-        for there in _steps(Narrowed(small, kept), design, minimal_share, rtol):
+        for there in _steps(Narrowed(small, kept), design, minimal_share, rtol, drag):
             excess = Ways(small, there.price).excess
             if np.any(excess[~kept] <= NARROWING.noticed):
                 kept = kept | (excess <= NARROWING.margin)
                 break
-            design = there
+            design, drag = there, NARROWING.drag  # the next descent goes on in the middle of this one
             yield Followed(design, kept)
         else:
             return
 
 
-def _steps(narrowed: Narrowed, design: Design, minimal_share: float, rtol: float) -> Iterator[Design]:
-    """Yield the designs of an exact descent with the flows that are left."""
+def _steps(narrowed: Narrowed, design: Design, minimal_share: float, rtol: float, drag: float) -> Iterator[Design]:
+    """Yield the designs of an exact descent with the flows that are left; its first step has that drag."""
     start = narrowed.start(design)
     problem = narrowed.part.problem(minimal_share)
     with float64():
@@ -57,6 +59,8 @@ def _steps(narrowed: Narrowed, design: Design, minimal_share: float, rtol: float
     flat = equilibrated(FlatProblem(problem, x, y_like), start.x, start.y)
     scales, x, y = flat.scales, flat.x_flat(start.x), flat.y_flat(start.y)
     pieces = sparsely(flat, UpperSet(flat.x_rows), x, y, Diary()).pieces
+    assert isinstance(pieces, SparsePieces)
+    pieces.first_drag, pieces.least_drag = drag, NARROWING.least_drag
     multipliers = np.concatenate(start.multipliers) / scales.rows * scales.lower
     point = pieces.resume(x, y, multipliers)
     point = land(pieces, x, y) if point is None else point

@@ -185,6 +185,9 @@ class NarrowingSettings:
     few: int = 3000
     # Ways that are longer by no more than this are used: flows on them come back at once.
     noticed: float = 0.0
+    # The drag of a descent that goes on with more flows, and the least one: with more, its last steps crawl.
+    drag: float = 1e-4
+    least_drag: float = 1e-8
     # Whether a flow cannot matter: its ways are longer by this under all prices of the answer.
     clear: float = 1e-3
     # Flows above this are used, and capacities with less than this to spare are full, relative.
