@@ -1,7 +1,7 @@
 """Existing roads without the flows that cannot matter: what was left out is priced, and comes back where it has to."""
 
 import dataclasses
-import sys
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,6 @@ from bilevax.problems.network.travellers import residuals
 from bilevax.problems.network.ways import Ways
 from known import present
 from test_sparse_direct import roads
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from towns import town
 
 FLOOR = 1e-6
 
@@ -151,7 +148,8 @@ def test_prices_that_are_not_unique_bring_back_what_one_of_them_attracts():
 @pytest.mark.slow
 @pytest.mark.parametrize("margin", [0.0, 0.01])
 def test_narrowed_towns_end_where_whole_ones_do(margin, monkeypatch):
-    design = town(5, 60)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    design = importlib.import_module("towns").town(5, 60)
     plain = design.solve()
     narrow = dataclasses.replace(NARROWING, few=0, margin=margin)
     kept = []
