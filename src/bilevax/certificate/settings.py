@@ -68,8 +68,9 @@ class StationaritySettings:
     # Random directions that are tried besides, with few and with many variables.
     random_directions: int = 64
     random_directions_many: int = 8
-    # What is added to the diagonal of a sparse least-norm system; refinement takes it out again.
-    regularisation: float = 1e-8
+    # What is added to the diagonal of a sparse least-norm system; the first with which it has a factor counts, and
+    # refinement takes it out again.
+    regularisations: tuple[float, ...] = (1e-8, 1e-7, 1e-6)
     # Accuracy and iterations of Clarabel in least-norm programs.
     conic_accuracy: float = 1e-11
     conic_iterations: int = 200

@@ -52,14 +52,16 @@ def _sparse_shortest(square: np.ndarray, matrix: sp.csr_matrix, right: np.ndarra
 
     They are regularised to be quasi-definite, which refinement takes out again; NaN where they have no factor then.
     """
-    clock.check()
-    (count, total), regular = matrix.shape, STATIONARITY.regularisation
-    transposed, lower = matrix.T.tocsr(), -regular * sp.eye(count)
-    try:
-        factor = qdldl.Solver(
-            sp.csc_matrix(sp.bmat([[sp.diags(np.maximum(square, regular)), transposed], [None, lower]])), upper=True
-        )
-    except RuntimeError:
+    (count, total), transposed, factor = matrix.shape, matrix.T.tocsr(), None
+    for regular in STATIONARITY.regularisations:
+        clock.check()
+        curved, lower = sp.diags(np.maximum(square, regular)), -regular * sp.eye(count)
+        try:
+            factor = qdldl.Solver(sp.csc_matrix(sp.bmat([[curved, transposed], [None, lower]])), upper=True)
+            break
+        except RuntimeError:
+            continue  # by rounding it is not quasi-definite
+    if factor is None:
         return np.full(total, np.nan)
     solution, left = np.zeros(total + count), np.concatenate([np.zeros(total), right])
     while True:

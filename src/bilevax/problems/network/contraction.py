@@ -66,7 +66,7 @@ class Contraction:
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of both objectives."""
         network, links, pairs = self.part.network, self.part.links, self.part.pairs
-        groups, flows = self.load.shape[0], self.conservation.shape[1] - len(pairs)
+        flows = self.conservation.shape[1] - len(pairs)
         used, of_flow = self.group >= 0, self.column >= 0
         time = network.demand[pairs[self.part.flow_pair]] * network.time[links[self.part.flow_link]]
         cost = network.cost[links]
@@ -76,7 +76,7 @@ class Contraction:
             "flow_time": every[:flows],
             # What every traveller of a pair spends on the way takes as much from the outside option's time.
             "outside": outside - every[flows:] / demand,
-            "cost": np.bincount(self.group[used], cost[used], minlength=groups),
+            "cost": self.summed(cost),
             "fixed": float(cost[~used] @ self._unused[~used]),
             "demand": demand,
             "revenue": revenue,
@@ -115,9 +115,9 @@ class Contraction:
         slope, descent = certificate.hypergradient, certificate.descent
         return dataclasses.replace(
             certificate,
-            y=self._all_flows(certificate.y),
+            y=self.all_flows(certificate.y),
             multipliers=self._all_prices(np.asarray(certificate.multipliers[-1])),
-            hypergradient=None if slope is None else self._split(np.asarray(slope), 0.0),
+            hypergradient=None if slope is None else self.split(np.asarray(slope)),
             descent=None if descent is None else descent._replace(x=self.links(np.asarray(descent.x))),
         )
 
@@ -131,12 +131,18 @@ class Contraction:
         existing = self.part.network.existing
         return np.zeros(len(self.part.links)) if existing is None else existing[self.part.links]
 
-    def _split(self, of_groups: np.ndarray, unused: float) -> np.ndarray:
+    def split(self, of_groups: np.ndarray, unused: float | np.ndarray = 0.0) -> np.ndarray:
         """Return a number of each link: an equal part of that of its group."""
         count = np.bincount(self.group[self.group >= 0], minlength=len(of_groups))
         return np.where(self.group >= 0, np.append(of_groups / count, unused)[self.group], unused)
 
-    def _all_flows(self, y: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def summed(self, of_links: np.ndarray) -> np.ndarray:
+        """Return the sum over the links of each group of a number of each link."""
+        used = self.group >= 0
+        return np.bincount(self.group[used], of_links[used], minlength=self.load.shape[0])
+
+    def all_flows(self, y: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the flows and shares that were contracted."""
         flow, share = np.asarray(y["flow"]), np.asarray(y["share"])
         return {"flow": np.concatenate([flow, share, [0.0]])[self.column], "share": share}
 
@@ -146,20 +152,25 @@ class Contraction:
         Only the sum of the prices of links with the same load is known; each gets the same part of it.
         """
         part, network = self.part, self.part.network
-        price = self._split(of_groups, 0.0)
+        price = self.split(of_groups)
         rows = part.conservation
         tail, head = np.asarray(rows.tail_row), np.asarray(rows.head_row)
         weight = network.time[part.links[part.flow_link]] + price[part.flow_link]
-        length = np.append(np.full(rows.rows, np.inf), 0.0)
-        while True:
-            nearer = length.copy()
-            np.minimum.at(nearer, tail, weight + length[head])
-            if np.array_equal(nearer, length):
-                break
-            length = nearer
+        length = shortest(tail, head, weight, rows.rows)
         demand = np.zeros(rows.rows)
         demand[tail] = network.demand[part.pairs[part.flow_pair]]
         return -demand * length[:-1], price
+
+
+def shortest(tail: np.ndarray, head: np.ndarray, weight: np.ndarray, rows: int) -> np.ndarray:
+    """Return the length of the shortest way from each row to the end, which is the row behind the last."""
+    length = np.append(np.full(rows, np.inf), 0.0)
+    while True:
+        nearer = length.copy()
+        np.minimum.at(nearer, tail, weight + length[head])
+        if np.array_equal(nearer, length):
+            return length
+        length = nearer
 
 
 def _loss(x: Float[Array, " links"], y: dict[str, Array], data: dict[str, Array]) -> Float[Array, ""]:

@@ -23,9 +23,11 @@ from bilevax.driver.watch import Watch
 from bilevax.model.problem import BilevelProblem
 from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.data import Network
+from bilevax.problems.network.narrowing import Design, Narrowed
 from bilevax.problems.network.restriction import whole
+from bilevax.problems.network.road_descent import Followed, descend
 from bilevax.problems.network.road_search import evaluated, search
-from bilevax.problems.network.settings import SOLVING
+from bilevax.problems.network.settings import NARROWING, SOLVING
 from bilevax.problems.network.smoothed import SmoothLoss
 
 _LEAST_TIME = 1e-3  # seconds, where none are left
@@ -51,7 +53,7 @@ def solve_on_roads(
     with blas_threads(len(first)):
         found = _searched(small, points, watch) if np.all(small.existing > 0) else []
     watch.close()
-    best = _best(small, problem, found, watch) if found else _from_scratch(problem, points, watch)
+    best = _best(small, minimal_share, found, watch) if found else _from_scratch(problem, points, watch)
     if watch.ended is Status.INTERRUPTED and not best.success:  # by no callback of the user's
         told = best.message.replace(Status.CALLBACK.value, Status.INTERRUPTED.value)
         best = dataclasses.replace(best, status=Status.INTERRUPTED, message=told)
@@ -66,17 +68,59 @@ def solve_on_roads(
     )
 
 
-def _best(small: Contraction, problem: BilevelProblem, found: list[SmoothLoss], watch: Watch) -> Solution:
+def _best(small: Contraction, minimal_share: float, found: list[SmoothLoss], watch: Watch) -> Solution:
     """Return the answer next to the best point, or next to the first one whose answer is proven."""
     best: Solution | None = None
     for point in found[: SOLVING.most_judged]:
-        start = _as_solution(small, point)
-        solution = solve(problem, start.x, warm_start=start, **_asked(watch))
+        solution = _next_to(small, minimal_share, point, watch)
         best = solution if best is None or _rank(solution) > _rank(best) else best
         if best.success or watch.ended is not None or time.monotonic() >= watch.ends:
             break
     assert best is not None
     return best
+
+
+def _next_to(small: Contraction, minimal_share: float, point: SmoothLoss, watch: Watch) -> Solution:
+    """Return the answer next to a point, found without the flows that cannot matter there.
+
+    Flows that might matter next to that answer come back, and the search goes on with them.
+    """
+    at, pairs = point.at, len(small.part.pairs)
+    price = at.rows[small.conservation.shape[0] :]
+    design = Design(at.x, {"flow": at.y[:-pairs], "share": at.y[-pairs:]}, price, point.value)
+    flows = len(at.y) - pairs
+    kept, steps = np.full(flows, flows <= NARROWING.few), 0
+    while True:
+        if not kept.all():
+            design, kept, steps = _descended(small, design, kept, steps, minimal_share, watch)
+        narrowed = Narrowed(small, kept)
+        start = narrowed.start(design)
+        found = solve(narrowed.part.problem(minimal_share), start.x, warm_start=start, **_asked(watch))
+        missed, steps = narrowed.missed(found), steps + found.stats["steps"]
+        answer = narrowed.in_all(found, bool(missed.any()), minimal_share, watch.limits.rtol)
+        over = watch.ended is not None or time.monotonic() >= watch.ends
+        if over or not (missed.any() and found.certificate.proves_value):
+            return dataclasses.replace(answer, stats=answer.stats | {"steps": steps, "flows": int(kept.sum())})
+        design = narrowed.design(found) if answer.certificate.proves_value else design
+        kept = kept | missed
+
+
+def _descended(
+    small: Contraction, design: Design, kept: np.ndarray, steps: int, minimal_share: float, watch: Watch
+) -> tuple[Design, np.ndarray, int]:
+    """Return where an exact descent leads, the flows that it needs, and its steps; as far as there is time."""
+    last = Followed(design, kept)
+    try:
+        with deadline(watch.ends):
+            for found in descend(small, last, minimal_share, watch.limits.rtol):
+                last = found
+                steps += 1
+                watch.look(0, None, None, {"phase": "exact descent", "upper": last.design.value})
+    except OutOfTime:
+        watch.ended = Status.TIME_LIMIT
+    except KeyboardInterrupt:
+        watch.ended = Status.INTERRUPTED
+    return last.design, last.kept, steps
 
 
 def _from_scratch(problem: BilevelProblem, points: np.ndarray, watch: Watch) -> Solution:
@@ -134,22 +178,3 @@ def _searched(small: Contraction, points: np.ndarray, watch: Watch) -> list[Smoo
 
 def _sorted(found: Iterable[SmoothLoss]) -> list[SmoothLoss]:
     return sorted(found, key=lambda point: point.value)
-
-
-def _as_solution(small: Contraction, point: SmoothLoss) -> Solution:
-    """Return a point as something to go on from."""
-    at, conserved = point.at, small.conservation.shape[0]
-    flow, share = np.split(at.y, [-len(small.part.pairs)])
-    rows = (at.rows[:conserved], at.rows[conserved:])
-    return Solution(
-        x=at.x,
-        y={"flow": flow, "share": share},
-        value=point.value,
-        multipliers=rows if conserved else rows[1:],
-        status=Status.STALLED,
-        success=False,
-        message="",
-        certificate=None,
-        history={},
-        stats={},
-    )

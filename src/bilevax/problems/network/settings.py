@@ -173,3 +173,32 @@ class RoadSettings:
 
 
 ROADS = RoadSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class NarrowingSettings:
+    """Which flows are left out next to a point, and when they come back. What is `clear` decides about success."""
+
+    # A flow is left out at first where its ways are longer by this than the pair's shortest one.
+    margin: float = 0.01
+    # Nothing is left out of so few flows.
+    few: int = 3000
+    # Ways that are longer by no more than this are used: flows on them come back at once.
+    noticed: float = 0.0
+    # The drag of a descent that goes on with more flows, and the least one: with more, its last steps crawl.
+    drag: float = 1e-4
+    least_drag: float = 1e-8
+    # Whether a flow cannot matter: its ways are longer by this under all prices of the answer.
+    clear: float = 1e-3
+    # Flows above this are used, and capacities with less than this to spare are full, relative.
+    used: float = 1e-7
+    full: float = 1e-6
+    # A price is unique if its entry in a random change of the prices that nobody sees is at most this.
+    unique: float = 1e-7
+    # What is added to the diagonal of that system.
+    soft: float = 1e-12
+    # Rounds in which flows come back, the last of them with all of them.
+    rounds: int = 8
+
+
+NARROWING = NarrowingSettings()

@@ -38,6 +38,7 @@ class SparseTrust:
     drag: float = EXACT.first_drag
     curved: bool = False
     failed: bool = False
+    least_drag: float = EXACT.least_drag
 
     @property
     def exhausted(self) -> bool:
@@ -47,7 +48,7 @@ class SparseTrust:
     @property
     def crawling(self) -> bool:
         """Whether a step that gains next to nothing is no fault of the drag."""
-        return self.failed or self.drag <= EXACT.least_drag
+        return self.failed or self.drag <= self.least_drag
 
     def after_success(self, length: float, gain: float, share: float) -> "SparseTrust":
         """Return less drag where the model told the truth; a larger region where its size was what limited the step."""
@@ -55,7 +56,8 @@ class SparseTrust:
         return SparseTrust(
             rtol=self.rtol,
             radius=2 * self.radius if length >= 0.9 * self.radius else self.radius,
-            drag=max(less * self.drag, EXACT.least_drag),
+            drag=max(less * self.drag, self.least_drag),
+            least_drag=self.least_drag,
             # Close to the end only second derivatives tell how far to go.
             curved=self.curved or gain <= self.rtol,
         )
@@ -63,7 +65,7 @@ class SparseTrust:
     def after_failure(self, length: float) -> "SparseTrust":
         """Return more drag; a change of the curvature, or a smaller region."""
         radius = 0.5 * min(self.radius, length) if self.curved else self.radius
-        return SparseTrust(radius, self.rtol, 10 * self.drag, not self.curved, failed=True)
+        return SparseTrust(radius, self.rtol, 10 * self.drag, not self.curved, failed=True, least_drag=self.least_drag)
 
 
 class SparsePieces:
@@ -74,6 +76,7 @@ class SparsePieces:
     large = False  # there is one descent
     lifted = False
     descends = True
+    first_drag, least_drag = EXACT.first_drag, EXACT.least_drag
 
     def __init__(self, flat: FlatProblem, upper: UpperSet, central: CentralLower):
         self.flat, self.upper, self.central, self.rows = flat, upper, central, central.rows
@@ -114,7 +117,8 @@ class SparsePieces:
 
     def trust(self, point: ExactPoint, rtol: float) -> SparseTrust:
         """Return the trust to begin with."""
-        return SparseTrust(0.1 * (1 + np.abs(point.x).max(initial=0.0)), rtol)
+        radius = 0.1 * (1 + np.abs(point.x).max(initial=0.0))
+        return SparseTrust(radius, rtol, self.first_drag, least_drag=self.least_drag)
 
     def readings(self, point: ExactPoint) -> Iterator[tuple[ExactPoint, np.ndarray]]:
         """Yield the point with the sides of its constraints, with and without a margin for biactive ones."""
