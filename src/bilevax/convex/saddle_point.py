@@ -12,6 +12,7 @@ import scipy.linalg
 import scipy.sparse as sparse
 import scipy.sparse.linalg
 
+from bilevax._support import clock
 from bilevax._support.full import as_array
 from bilevax.convex.curvature import nearly_full, own_units
 from bilevax.convex.settings import DENSE, RANK
@@ -127,11 +128,13 @@ def _outer(matrix: Any) -> np.ndarray:
 
 
 def _dense_solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    factors, pivots, _ = scipy.linalg.lapack.dgetrf(matrix)
+    with clock.work(2 * len(matrix) ** 3 / 3):
+        factors, pivots, _ = scipy.linalg.lapack.dgetrf(matrix)
     if scipy.linalg.lapack.dgecon(factors, np.max(np.sum(abs(matrix), axis=0)))[0] > RANK.singular_system:
         return scipy.linalg.lapack.dgetrs(factors, pivots, right)[0]
     # Singular: QR with pivoting gives the solution of least norm, as singular values would at a higher cost.
-    return scipy.linalg.lstsq(matrix, right, cond=RANK.cutoff, lapack_driver="gelsy", check_finite=False)[0]
+    with clock.work(DENSE.pivoting * len(matrix) ** 3):
+        return scipy.linalg.lstsq(matrix, right, cond=RANK.cutoff, lapack_driver="gelsy", check_finite=False)[0]
 
 
 def _sparse_solution(

@@ -24,6 +24,9 @@ class DenseLimits:
     simplex: int = 40_000
     # Share of nonzero entries from which a sparse matrix is treated as a full one.
     full: float = 0.1
+    # Operations times the cube of the size that QR with pivoting takes, counted as those of other factorisations: it
+    # has fewer, but they take longer.
+    pivoting: float = 6.0
 
 
 @dataclass(frozen=True)
