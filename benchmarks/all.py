@@ -10,14 +10,13 @@ same folder stays, with its own date, commit and load: comparisons that take hou
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from bilevax.app.experiments.provenance import made
 from default import _COMMANDS
 from growth import draw
 
@@ -71,10 +70,7 @@ def main() -> None:
 def measured(program: list[str], clock: str, limit: float) -> dict[str, Any]:
     """Return what a comparison printed, and when, on what and of which commit; a failure is a result, too."""
     script, *rest = program
-    about = {
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        "commit": _output("git", "-C", str(_HERE), "describe", "--always", "--dirty"),
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
+    about = made() | {
         "load": round(os.getloadavg()[0], 1),
         "clock": clock,
         "command": " ".join(program),
@@ -104,19 +100,6 @@ def table(results: dict[str, Any]) -> str:
     keys = ("command", "date", "commit", "machine", "load", "clock")
     lines += [f"| {name} | " + " | ".join(str(result[key]) for key in keys) + " |" for name, result in results.items()]
     return "\n".join(lines) + "\n"
-
-
-def _processor() -> str:
-    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -17,11 +17,16 @@ def made() -> dict[str, str]:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    """Return the commit of the package, and whether its code was changed since; what figures write does not count."""
+    package = str(Path(__file__).parents[2])
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = subprocess.run(
+            ["git", "-C", package, "describe", "--always"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(["git", "-C", package, "diff", "--quiet", "HEAD", "--", "."], check=False).returncode
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
 
 
 def _processor() -> str:
