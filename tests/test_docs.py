@@ -65,7 +65,7 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["experiments.md", "results.md", "sklearn.md"])
+@pytest.mark.parametrize("name", ["experiments.md", "results.md", "sklearn.md", "speed.md"])
 def test_tables_are_those_of_the_checked_in_figures(name):
     text = (ROOT / "docs" / name).read_text()
     assert generator().filled(text) == text, "run `make results`"
