@@ -8,7 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 _NAMES = {"s": "bilevax", "s_mpcc": "pympcc"}
 Curves = dict[tuple[str, str], list[tuple[float, float]]]
@@ -47,7 +47,8 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
     for kind in ("svg", "png"):
