@@ -72,5 +72,11 @@ class Solution:
         return html.facts(f"Solution: {self.message}", self._lines()) + self.certificate._repr_html_() + proof
 
 
+def to_go_on_from(x: PyTree, y: PyTree, value: float, multipliers: Any) -> Solution:
+    """Return a point that no solve returned as a ``warm_start``; nothing is proven of it."""
+    unproven: dict[str, Any] = {"success": False, "message": "", "certificate": None, "history": {}, "stats": {}}
+    return Solution(x, y, value, multipliers, status=Status.STALLED, **unproven)
+
+
 def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

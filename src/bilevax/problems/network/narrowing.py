@@ -14,7 +14,7 @@ import scipy.sparse.linalg as spl
 
 from bilevax.certificate.certificate import Certificate
 from bilevax.certificate.status import Status
-from bilevax.driver.solution import Solution
+from bilevax.driver.solution import Solution, to_go_on_from
 from bilevax.problems.network.contraction import Contraction, contracted
 from bilevax.problems.network.settings import NARROWING
 from bilevax.problems.network.travellers import residuals
@@ -52,18 +52,9 @@ class Narrowed:
     def start(self, design: Design) -> Solution:
         """Return a design as something to go on from with what is left."""
         every = self.small.all_flows(design.y)
-        return Solution(
-            x=self.part.capacities(self.small.links(design.x)),
-            y=self.part.flows({"flow": every["flow"][self._own], "share": every["share"]}),
-            value=design.value,
-            multipliers=Ways(self.part, self.part.summed(self.small.split(design.price))).multipliers(),
-            status=Status.STALLED,
-            success=False,
-            message="",
-            certificate=None,
-            history={},
-            stats={},
-        )
+        flows = self.part.flows({"flow": every["flow"][self._own], "share": every["share"]})
+        ways = Ways(self.part, self.part.summed(self.small.split(design.price)))
+        return to_go_on_from(self.part.capacities(self.small.links(design.x)), flows, design.value, ways.multipliers())
 
     def in_network(self, x: np.ndarray, y: dict[str, np.ndarray], price: np.ndarray, value: float) -> Design:
         """Return what was found with what is left as a design of the network."""

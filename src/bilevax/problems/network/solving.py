@@ -17,7 +17,7 @@ from bilevax.certificate.certificate import Certificate
 from bilevax.certificate.certify import certify
 from bilevax.certificate.status import Status
 from bilevax.driver.arguments import Limits, check_limits
-from bilevax.driver.solution import Solution
+from bilevax.driver.solution import Solution, to_go_on_from
 from bilevax.driver.solve import solve
 from bilevax.driver.watch import Watch
 from bilevax.problems.network import marginal
@@ -208,19 +208,8 @@ def _prices_of(part: Restriction, certificate: Certificate) -> Priced:
 
 
 def _as_solution(judged: Judged) -> Solution:
-    certificate = judged.of_small
-    return Solution(
-        x=judged.small.capacities(judged.priced.load[judged.part.links]),
-        y=certificate.y,
-        value=certificate.value,
-        multipliers=certificate.multipliers,
-        status=Status.STALLED,
-        success=False,
-        message="",
-        certificate=certificate,
-        history={},
-        stats={},
-    )
+    certificate, capacities = judged.of_small, judged.small.capacities(judged.priced.load[judged.part.links])
+    return to_go_on_from(capacities, certificate.y, certificate.value, certificate.multipliers)
 
 
 def _solution(judged: Judged, watch: Watch, starts: int, designs: int) -> Solution:
